@@ -19,6 +19,7 @@ from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
 from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
@@ -103,6 +104,25 @@ def test_rows_have_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, .
     flat = x.reshape(-1, width)
     targets = torch.arange(flat.shape[0]) % width
     assert_same(kernels, lambda: losses.cross_entropies(flat, targets))
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((3, 8, 5, 7), 4), ((2, 6, 11), 1), ((2, 6, 1), 6), ((1, 4), 2)], ids=str
+)
+def test_group_norm_has_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, ...], groups: int) -> None:
+    x, grad, channels = usual(*shape, salt=21), usual(*shape, salt=22), shape[1]
+    sizes = shape[0], channels, math.prod(shape[2:]), groups
+    weight, bias = usual(channels, salt=23), usual(channels, salt=24)
+    for given in ((weight, bias), (weight, None), (None, None)):
+        assert_same(kernels, lambda given=given: rows.group_norm(x, *given, *sizes, 1e-5))  # type: ignore[misc]
+    _, mean, scale = rows.group_norm(x, weight, bias, *sizes, 1e-5)
+    for one in (weight, None):
+        back = partial(rows.group_norm_backward, grad, x, mean, scale, one, *sizes)
+        assert_same(kernels, lambda back=back: [g for g in back([True] * 3) if g is not None])  # type: ignore[misc]
+
+
+def test_relu_has_one_zero_and_keeps_nan(kernels: Library) -> None:
+    assert_same(kernels, lambda: (relu(SPECIAL), relu(floats(5000, 25, CPU))))
 
 
 @pytest.mark.parametrize("function", [rows.softmax, rows.log_softmax], ids=["softmax", "log_softmax"])

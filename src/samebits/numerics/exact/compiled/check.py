@@ -15,6 +15,7 @@ from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, use, u
 from samebits.numerics.exact.convolution import snap_groups
 from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
 from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def _of_rows() -> Iterable[Tensor]:
     wanted = [True] * 3
     grads = rows.layer_norm_backward(grad, x, [_WIDTH], mean, scale, weight, bias, wanted)
     yield from (one for one in grads if one is not None)
+    sizes = 2, 6, _COUNT // 12
+    images, factor = _usual(*sizes, salt=16), _usual(6, salt=17)
+    yield from rows.group_norm(images, factor, factor, *sizes, 3, 1e-5)
+    _, mean, scale = rows.group_norm(images, None, None, *sizes, 3, 1e-5)
+    back = rows.group_norm_backward(images, images.neg(), mean, scale, factor, *sizes, 3, wanted)
+    yield from (*(one for one in back if one is not None), relu(images))
     yield from losses.cross_entropies(x, torch.arange(30) % _WIDTH)
 
 

@@ -221,6 +221,17 @@ MAP(root_of_float, root_of_float(x))
 MAP(sqrt, of_sqrt(x))
 MAP(rsqrt, of_rsqrt(x))
 
+static void relu_rows(const void *arguments, i64 first, i64 last) {
+    const struct map *m = arguments;
+    const float *restrict x = m->x;
+    float *restrict y = m->y;
+    for (i64 i = first; i < last; i++) y[i] = x[i] <= 0 ? 0 : x[i];
+}
+API void relu(const float *x, float *y, i64 n, unsigned threads) {
+    struct map m = {x, y, 0};
+    share(relu_rows, &m, n, n, threads);
+}
+
 /* Functions from a table, in pieces: first all nodes, then their coefficients, which no vector can load at once. */
 #define PIECE 256
 #define TABLE_OF(name, argument, low, high, result, type, suffix) \
@@ -416,9 +427,21 @@ struct rows {
     const float *a, *b, *weight, *bias, *mean, *scale;
     float *y, *of_mean, *of_scale;
     const i64 *targets;
-    i64 width;
+    i64 width, groups, positions;
     double eps;
 };
+/* A weight or bias is for each number of a row, or in group norm for each channel, which has so many positions. */
+INLINE const float *of_row(const struct rows *r, const float *parameters, i64 row) {
+    return r->positions ? parameters + row % r->groups * (r->width / r->positions) : parameters;
+}
+#define EACH(i, p, parameters, body) \
+    if (r->positions) \
+        for (i64 c_ = 0, i = 0; i < width; c_++) { \
+            double p = parameters[c_]; \
+            for (i64 end_ = i + r->positions; i < end_; i++) body; \
+        } \
+    else \
+        for (i64 i = 0; i < width; i++) { double p = parameters[i]; body; }
 #define ROWS(name) \
     static void name##_rows(const void *arguments, i64 first, i64 last) { \
         const struct rows *r = arguments; \
@@ -492,8 +515,14 @@ ROW(layer_norm) {
     for (i64 i = 0; i < width; i++) { v[i] = (double)a[i] - middle; w[i] = v[i] * v[i]; }
     double scale = of_rsqrt(halved(w, width) / count + r->eps);
     for (i64 i = 0; i < width; i++) v[i] = v[i] * scale;
-    if (r->weight) for (i64 i = 0; i < width; i++) v[i] = v[i] * (double)r->weight[i];
-    if (r->bias) for (i64 i = 0; i < width; i++) v[i] = v[i] + (double)r->bias[i];
+    if (r->weight) {
+        const float *restrict weight = of_row(r, r->weight, row);
+        EACH(i, p, weight, v[i] = v[i] * p)
+    }
+    if (r->bias) {
+        const float *restrict bias = of_row(r, r->bias, row);
+        EACH(i, p, bias, v[i] = v[i] + p)
+    }
     for (i64 i = 0; i < width; i++) y[i] = (float)v[i];
     r->of_mean[row] = (float)middle;
     r->of_scale[row] = (float)scale;
@@ -501,7 +530,11 @@ ROW(layer_norm) {
 ROWS(layer_norm)
 ROW(layer_norm_backward) { /* a is the gradient, b the input */
     double count = (double)width, mean = r->mean[row], scale = r->scale[row];
-    for (i64 i = 0; i < width; i++) v[i] = r->weight ? (double)a[i] * (double)r->weight[i] : (double)a[i];
+    for (i64 i = 0; i < width; i++) v[i] = a[i];
+    if (r->weight) {
+        const float *restrict weight = of_row(r, r->weight, row);
+        EACH(i, p, weight, v[i] = v[i] * p)
+    }
     for (i64 i = 0; i < width; i++) w[i] = v[i] * (((double)b[i] - mean) * scale);
     double along = halved(w, width) / count;
     memcpy(w, v, (size_t)width * sizeof(double));
@@ -529,15 +562,18 @@ API int cross_entropy(const float *logits, const i64 *targets, float *losses, fl
     share(cross_entropy_rows, &r, rows, rows * width, threads);
     return 1;
 }
+/* In layer norm positions are 0; in group norm a row is a group of channels. */
 API void layer_norm(const float *x, const float *weight, const float *bias, float *y, float *mean, float *scale,
-                    i64 rows, i64 width, double eps, unsigned threads) {
+                    i64 rows, i64 width, i64 groups, i64 positions, double eps, unsigned threads) {
     struct rows r = {.a = x, .weight = weight, .bias = bias, .y = y, .of_mean = mean, .of_scale = scale, .width = width,
-                     .eps = eps};
+                     .groups = groups, .positions = positions, .eps = eps};
     share(layer_norm_rows, &r, rows, rows * width, threads);
 }
 API void layer_norm_backward(const float *grad, const float *x, const float *weight, const float *mean,
-                             const float *scale, float *y, i64 rows, i64 width, unsigned threads) {
-    struct rows r = {.a = grad, .b = x, .weight = weight, .mean = mean, .scale = scale, .y = y, .width = width};
+                             const float *scale, float *y, i64 rows, i64 width, i64 groups, i64 positions,
+                             unsigned threads) {
+    struct rows r = {.a = grad, .b = x, .weight = weight, .mean = mean, .scale = scale, .y = y, .width = width,
+                     .groups = groups, .positions = positions};
     share(layer_norm_backward_rows, &r, rows, rows * width, threads);
 }
 

@@ -119,7 +119,9 @@ def _layer_norm(
         return None
     outer, width = x.shape[: x.dim() - len(shape)], math.prod(shape)
     out, middle, scale = torch.empty_like(x), *(x.new_empty(*outer, *(1,) * len(shape)) for _ in range(2))
-    library.call("layer_norm", x, weight, bias, out, middle, scale, math.prod(outer), width, float(eps), threads())
+    library.call(
+        "layer_norm", x, weight, bias, out, middle, scale, math.prod(outer), width, 1, 0, float(eps), threads()
+    )
     return out, middle, scale
 
 
@@ -140,7 +142,7 @@ def _input_gradient(
     if not takes(grad, x, weight, *moments):
         return None
     out, width = torch.empty_like(x), math.prod(x.shape[dims[0] :])
-    library.call("layer_norm_backward", grad, x, weight, *moments, out, x.numel() // width, width, threads())
+    library.call("layer_norm_backward", grad, x, weight, *moments, out, x.numel() // width, width, 1, 0, threads())
     return out
 
 
@@ -178,7 +180,27 @@ def layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
+def _group_norm(
+    library: Library,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not takes(x, weight, bias):
+        return None
+    out, middle, scale = torch.empty_like(x), x.new_empty(batch, groups), x.new_empty(batch, groups)
+    sizes = batch * groups, channels // groups * positions, groups, positions
+    library.call("layer_norm", x, weight, bias, out, middle, scale, *sizes, float(eps), threads())
+    return out, middle, scale
+
+
 @exact(aten.native_group_norm)
+@compiled(_group_norm)
 def group_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -213,19 +235,43 @@ def group_norm_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the input, the weight and the bias of ``group_norm``, each None unless it is wanted."""
-    grouped, flat = (batch, groups, channels // groups * positions), (batch, channels, positions)
-    y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
-    grads = wide(grad).reshape(flat)
-    inner = grads if weight is None else grads.mul(weight.view(-1, 1))
+    flat = (batch, channels, positions)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        scale = rstd.view(batch, groups, 1).to(torch.float64)
-        grad_x = _standardised_backward(inner.reshape(grouped), y, scale, (2,)).view(x.shape).to(x.dtype)
+        grad_x = _group_norm_input_gradient(grad, x, weight, mean, rstd, (*flat, groups))
     if output_mask[1]:
-        grad_weight = fixed_order_sum(grads.mul(y.view(flat)), (0, 2)).reshape(channels).to(x.dtype)
+        grouped = (batch, groups, channels // groups * positions)
+        y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
+        products = wide(grad).reshape(flat).mul(y.view(flat))
+        grad_weight = fixed_order_sum(products, (0, 2)).reshape(channels).to(x.dtype)
     if output_mask[2]:
-        grad_bias = fixed_order_sum(grads, (0, 2)).reshape(channels).to(x.dtype)
+        grad_bias = fixed_order_sum(wide(grad).reshape(flat), (0, 2)).reshape(channels).to(x.dtype)
     return grad_x, grad_weight, grad_bias
+
+
+def _compiled_group_gradient(
+    library: Library, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, sizes: tuple[int, ...]
+) -> Tensor | None:
+    if not takes(grad, x, weight, mean, rstd):
+        return None
+    batch, channels, positions, groups = sizes
+    out, rows = torch.empty_like(x), (batch * groups, channels // groups * positions, groups, positions)
+    library.call("layer_norm_backward", grad, x, weight, mean, rstd, out, *rows, threads())
+    return out
+
+
+@compiled(_compiled_group_gradient)
+def _group_norm_input_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, sizes: tuple[int, ...]
+) -> Tensor:
+    batch, channels, positions, groups = sizes
+    grouped = (batch, groups, channels // groups * positions)
+    y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
+    inner = wide(grad).reshape(batch, channels, positions)
+    if weight is not None:
+        inner = inner.mul_(weight.view(-1, 1))
+    scale = rstd.view(batch, groups, 1).to(torch.float64)
+    return _standardised_backward(inner.reshape(grouped), y, scale, (2,)).view(x.shape).to(x.dtype)
 
 
 def _all_but(x: Tensor, dim: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from samebits.numerics.dispatch import storage_of
 from samebits.numerics.exact import activations, elementary
+from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Library
 
 aten = torch.ops.aten
 Number = float | int | bool
@@ -248,7 +251,16 @@ def positive_zero(x: Tensor) -> Tensor:
     return x.add_(0.0) if x.is_floating_point() else x
 
 
+def _compiled_relu(library: Library, x: Tensor) -> Tensor | None:
+    if not takes(x):
+        return None
+    out = torch.empty_like(x)
+    library.call("relu", x, out, x.numel(), threads())
+    return out
+
+
 @exact(aten.relu)
+@compiled(_compiled_relu)
 def relu(x: Tensor) -> Tensor:
     """``x`` where it is above zero or NaN, else positive zero."""
     return torch.where(x <= 0, torch.zeros((), dtype=x.dtype, device=x.device), x)
