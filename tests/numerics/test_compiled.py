@@ -23,6 +23,7 @@ from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
+from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -145,6 +146,7 @@ def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tu
     assert_same(kernels, lambda: [snap_rows(x, number) for number in (16, 20, 26)])
     assert_same(kernels, lambda: (snap_rows(x.mT, 20), snap_rows(x[..., ::2], 20), *snapped(x, 3 * 2.0**30)))
     assert_same(kernels, lambda: [snap(x, dim, 20) for dim in range(x.dim())])
+    assert_same(kernels, lambda: [on_grid(wide, 20)] if wide.numel() else [])
     bias = usual(shape[-2], salt=13).to(torch.float64)
     assert_same(kernels, lambda: (rounded_matmul(wide, wide.mT), rounded_matmul(wide, -wide.mT, bias)))
     assert_same(kernels, lambda: [fixed_order_sum(wide, dims) for dims in axes])

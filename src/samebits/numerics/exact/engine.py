@@ -30,8 +30,22 @@ aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
 _NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
-below = torch._C._DisableTorchDispatch
-"""Context for code that is exact by itself."""
+
+
+class below:  # noqa: N801 - a context, used as a function
+    """Context for code that is exact by itself, which no mode looks at."""
+
+    __slots__ = ("_dispatch", "_functions")
+
+    def __enter__(self) -> None:
+        self._dispatch: Any = torch._C._DisableTorchDispatch()
+        self._functions: Any = torch._C.DisableTorchFunction()
+        self._dispatch.__enter__()  # type: ignore[no-untyped-call]
+        self._functions.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._functions.__exit__(*error)
+        self._dispatch.__exit__(*error)
 
 
 class Draws:

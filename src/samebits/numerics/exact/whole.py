@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
+from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.convolution import (
     Layout,
     convolved,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from samebits.numerics.exact.compiled.library import Library
     from samebits.numerics.exact.windows import Windows
 
 Function = torch.autograd.Function
@@ -79,15 +81,25 @@ class WeightCache:
     def rounded(self, place: str, weight: Tensor, bits: int) -> Tensor:
         """A weight (outputs, inputs, ...) on one grid, as float64."""
         if not weight.is_leaf:  # the copy of a replica lives for one step
-            return _on_grid(weight, bits)
+            return on_grid(weight, bits)
         entry = self._entries.get(place)
         if entry is None or entry[:2] != (id(weight), weight._version):
-            entry = (id(weight), weight._version, _on_grid(weight.detach(), bits))
+            entry = (id(weight), weight._version, on_grid(weight.detach(), bits))
             self._entries[place] = entry
         return entry[2]
 
 
-def _on_grid(weight: Tensor, bits: int) -> Tensor:
+def _compiled_on_grid(library: Library, weight: Tensor, bits: int) -> Tensor | None:
+    if not takes(weight, dtype=torch.float64):
+        return None
+    out = torch.empty_like(weight)
+    library.call("snap_all", weight, out, weight.numel(), bits, threads())
+    return out
+
+
+@compiled(_compiled_on_grid)
+def on_grid(weight: Tensor, bits: int) -> Tensor:
+    """A float64 weight, rounded to one grid."""
     shift = shifter(top_of_magnitude(largest(weight)).reshape(1), bits)
     out = torch.empty_like(weight, dtype=torch.float64)
     for part in blocks(weight.shape[0], weight[0].numel(), weight.device):
@@ -95,9 +107,9 @@ def _on_grid(weight: Tensor, bits: int) -> Tensor:
     return out
 
 
-def _checked(bits: int, place: str) -> int:
+def _checked(bits: int, what: str, place: str) -> int:
     if bits < FEWEST_BITS:
-        why, hint = "its products are sums of more than 2**21 terms", "make samples or layers smaller"
+        why, hint = f"it has {what}, expected at most 2**21", "make samples or layers smaller"
         raise RefusedError(why, hint=hint, at=f"model.{place}")
     return bits
 
@@ -117,7 +129,8 @@ class _Linear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
-        bits = _checked(bits_of_products(max(weight.shape)), place)
+        most = max(weight.shape)
+        bits = _checked(bits_of_products(most), f"{most:,} inputs or outputs", place)
         with below():
             rounded = scope.rounded.rounded(place, weight, bits)
             rows = x.reshape(-1, x.shape[-1])
@@ -199,7 +212,7 @@ class _Convolution(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, scope: Scope, place: str
     ) -> Tensor:
         with below():
-            bits = _checked(layout.bits(weight), place)
+            bits = _checked(layout.bits(weight), f"kernels of shape {tuple(weight.shape)}", place)
             rounded = scope.rounded.rounded(place, weight, bits)
             y = convolved(samples_on_grids(x, bits), rounded, layout)
             if bias is not None:

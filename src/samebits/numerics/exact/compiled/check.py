@@ -17,6 +17,7 @@ from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, 
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
+from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,7 +56,7 @@ def _of_rows() -> Iterable[Tensor]:
 def _of_grids() -> Iterable[Tensor]:
     x, bias = _usual(30, _WIDTH, salt=5), _usual(30, salt=15).to(torch.float64)
     yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, _CPU).view(-1, 30), 20), snap(x, 0, 20))
-    yield snap_groups(x, 5, 3, 20)
+    yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
     yield from (*snapped(x, 3 * 2.0**40), rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias))
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
     yield from (fixed_order_sum(wide, dims) for dims in ((0,), (1,), (2,), (0, 2), (0, 1, 2)))

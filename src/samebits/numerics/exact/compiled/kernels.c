@@ -354,6 +354,24 @@ API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, uns
     snap_groups(x, y, 1, rows, width, bits, threads);
 }
 
+/* All numbers on one grid, as a weight has it. */
+struct snap_all { const double *x; double *y; double shift; };
+static void snap_all_rows(const void *arguments, i64 first, i64 last) {
+    const struct snap_all *s = arguments;
+    const double *restrict x = s->x;
+    double *restrict y = s->y, shift = s->shift;
+    for (i64 i = first; i < last; i++) y[i] = x[i] + shift - shift;
+}
+API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads) {
+    i64 most = 0;
+    for (i64 i = 0; i < n; i++) {
+        i64 size = bits_of(x[i]) & INT64_MAX;
+        most = size > most ? size : most;
+    }
+    struct snap_all s = {x, y, shifter((most >> 52) - 1022, bits)};
+    share(snap_all_rows, &s, n, n, threads);
+}
+
 /* Columns of one matrix, of which each has a grid of its own; several at a time. */
 static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
