@@ -540,7 +540,9 @@ QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {
 def quoted(text: str) -> str:
     """A page with current tables between its markers."""
     for marker, (name, tables) in QUOTES.items():
-        lines = "".join(f"{line}\n" for line in tables(results()[name][QUOTED_HOST]))
+        by_host = results()[name]
+        result = by_host.get(QUOTED_HOST) or next(iter(by_host.values()))
+        lines = "".join(f"{line}\n" for line in tables(result))
         text = between(f"<!-- {marker} -->\n", f"<!-- /{marker} -->\n", lines, text)
     return text
 
