@@ -526,7 +526,9 @@ def cost(result: Result) -> Iterator[str]:
     """Ratios of an exact step."""
     yield from table("model, batch of 256", *_EXACT_OVER.values())
     for name, case in result["cases"].items():
-        yield row(name.partition(" at ")[0], *_exact_over(case))
+        model, _, batch = name.partition(" at ")
+        if batch == "batch 256":
+            yield row(model, *_exact_over(case))
 
 
 QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {

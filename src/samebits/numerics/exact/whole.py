@@ -107,10 +107,9 @@ def on_grid(weight: Tensor, bits: int) -> Tensor:
     return out
 
 
-def _checked(bits: int, what: str, place: str) -> int:
+def _checked(bits: int, why: str, place: str) -> int:
     if bits < FEWEST_BITS:
-        why, hint = f"it has {what}, expected at most 2**21", "make samples or layers smaller"
-        raise RefusedError(why, hint=hint, at=f"model.{place}")
+        raise RefusedError(why, hint="make samples or layers smaller", at=f"model.{place}")
     return bits
 
 
@@ -130,7 +129,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
         most = max(weight.shape)
-        bits = _checked(bits_of_products(most), f"{most:,} inputs or outputs", place)
+        bits = _checked(bits_of_products(most), f"it has {most:,} inputs or outputs, expected at most 2**21", place)
         with below():
             rounded = scope.rounded.rounded(place, weight, bits)
             rows = x.reshape(-1, x.shape[-1])
@@ -212,7 +211,7 @@ class _Convolution(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, scope: Scope, place: str
     ) -> Tensor:
         with below():
-            bits = _checked(layout.bits(weight), f"kernels of shape {tuple(weight.shape)}", place)
+            bits = _checked(layout.bits(weight), "its kernels join more than 2**21 numbers", place)
             rounded = scope.rounded.rounded(place, weight, bits)
             y = convolved(samples_on_grids(x, bits), rounded, layout)
             if bias is not None:
