@@ -70,10 +70,10 @@ _SMALL: dict[str, Any] = {
 def _transformers(kind: str, auto: str, key: str, changes: dict[str, Any], more: dict[str, Any]) -> nn.Module:
     import transformers
 
-    config = transformers.AutoConfig.for_model(kind)
-    for name, value in {**_SMALL, **changes}.items():
-        if name in changes or getattr(config, name, None) is not None:
-            setattr(config, name, value)
+    usual = transformers.AutoConfig.for_model(kind)
+    small = {name: value for name, value in _SMALL.items() if type(getattr(usual, name, None)) is type(value)}
+    settable = {name: value for name, value in small.items() if not isinstance(getattr(type(usual), name, None), property)}
+    config = transformers.AutoConfig.for_model(kind, **{**settable, **changes})
     config.use_cache = False
     return Named(getattr(transformers, auto).from_config(config), key, **more)
 
@@ -93,6 +93,19 @@ def _of(
     }
 
 
+_STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4, "image_size": PIXELS}
+_PYRAMID = {
+    **_STAGES, "num_encoder_blocks": 2, "sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2],
+    "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16,
+}  # fmt: skip
+_SPEECH = {
+    "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False,
+    "do_stable_layer_norm": True, "feat_extract_norm": "layer",
+}  # fmt: skip
+
+
 def _transformers_families() -> dict[str, Family]:
     both = {"decoder_input_ids": Tensor.clone}
     return {
@@ -101,12 +114,20 @@ def _transformers_families() -> dict[str, Family]:
             "gpt2 gpt_neo gpt_neox gptj opt bloom codegen llama mistral mixtral qwen2 qwen2_moe qwen3 gemma gemma2 phi "
             "phi3 falcon mpt stablelm starcoder2 cohere olmo olmo2 granite persimmon xglm biogpt ctrl openai-gpt "
             "mamba mamba2 rwkv recurrent_gemma jamba glm nemotron helium exaone4 smollm3 ernie4_5",
+            gptj={"rotary_dim": 4},
+            codegen={"rotary_dim": 4, "n_head": 4, "num_attention_heads": 4},
+            gpt_neo={"attention_types": [[["global", "local"], 1]]},
+            mamba2={"num_heads": 4, "n_groups": 1, "state_size": 8, "chunk_size": 8},
+            nemotron={"num_key_value_heads": 2},
         ),
         **_of(
             "AutoModelForMaskedLM", "input_ids", tokens,
             "bert roberta distilbert albert electra deberta deberta-v2 mpnet roformer xlm-roberta camembert convbert "
             "squeezebert layoutlm mobilebert fnet nystromformer yoso megatron-bert esm ibert modernbert xmod "
             "data2vec-text rembert luke",
+            esm={"vocab_size": TOKENS, "mask_token_id": 3, "pad_token_id": 0},
+            luke={"entity_vocab_size": 16, "entity_emb_size": 16},
+            xmod={"languages": ["en_XX"], "default_language": "en_XX"},
         ),
         **_of("AutoModelForSeq2SeqLM", "input_ids", tokens, "t5 mt5 bart mbart pegasus marian blenderbot umt5 m2m_100 "
               "longt5 switch_transformers bigbird_pegasus prophetnet plbart led", both),
@@ -114,9 +135,33 @@ def _transformers_families() -> dict[str, Family]:
             "AutoModelForImageClassification", "pixel_values", images,
             "vit deit beit swin swinv2 convnext convnextv2 resnet regnet mobilenet_v1 mobilenet_v2 efficientnet bit "
             "poolformer segformer levit cvt focalnet pvt dinov2 vit_msn data2vec-vision mobilevit "
-            "efficientformer vit_hybrid hiera",
+            "swiftformer pvt_v2 ijepa hiera dinov2_with_registers hgnet_v2",
+            swin=_SWIN,
+            swinv2=_SWIN,
+            resnet={**_STAGES, "embedding_size": 8},
+            regnet={"hidden_sizes": [16, 32], "depths": [1, 1], "embedding_size": 8, "groups_width": 8},
+            poolformer={"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
+            focalnet={"embed_dim": 16, "depths": [1, 1], "focal_levels": [1, 1], "focal_windows": [3, 3]},
+            deit={"architectures": ["DeiTForImageClassification"]},
+            convnext={**_STAGES, "num_stages": 2},
+            convnextv2={**_STAGES, "num_stages": 2},
+            efficientnet={"width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320, "image_size": PIXELS},
+            bit={"hidden_sizes": [16, 32], "depths": [1, 1], "num_groups": 2},
+            segformer=_PYRAMID,
+            pvt={**_PYRAMID, "patch_sizes": [4, 2], "sequence_reduction_ratios": [2, 1]},
+            levit={"hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 2], "key_dim": [8, 8, 8], "patch_size": 16,
+                   "architectures": ["LevitForImageClassification"]},
+            cvt={"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3]},
+            hiera={"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "num_query_pool": 1,
+                   "image_size": [PIXELS, PIXELS]},
         ),
-        **_of("AutoModel", "input_values", sounds, "wav2vec2 hubert wavlm unispeech sew data2vec-audio"),
+        **_of(
+            "AutoModel", "input_values", sounds,
+            "wav2vec2 hubert wavlm unispeech sew data2vec-audio unispeech-sat wav2vec2-conformer",
+            **dict.fromkeys(("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat", "wav2vec2-conformer"), _SPEECH),
+            sew={**_SPEECH, "squeeze_factor": 2},
+            **{"data2vec-audio": _SPEECH},
+        ),
     }  # fmt: skip
 
 

@@ -117,6 +117,20 @@ def test_the_gpu_lock_has_no_torch_but_cudas():
     assert ";" not in pins[0]  # for every Python
 
 
+def test_whether_exact_has_compiled_kernels_is_told(monkeypatch, tmp_path):
+    expect(one(software.kernels()), "ok", "exact has compiled kernels on a CPU")
+    monkeypatch.setenv("SAMEBITS_KERNELS", "python")
+    expect(one(software.kernels()), "warning", "SAMEBITS_KERNELS is set to python", "without them exact gives")
+    monkeypatch.delenv("SAMEBITS_KERNELS")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expect(one(software.kernels()), "warning", "there is no C compiler", "install gcc or clang, or pip install zig")
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    expect(one(software.kernels()), "warning", "/no/such/compiler cannot compile the kernels of exact")
+    expect(one(software.kernels(timeout=0.01)), "warning", "took longer than 0 s")
+
+
 def test_the_locks_of_this_repository_are_what_is_installed():
     expect(one(software.locks(host.torch_build(), ROOT)), "ok", "packages are as requirements.")
 

@@ -48,6 +48,7 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
     yield from software.python()
     yield from software.locks(build)
     yield from gpu_findings(build, driver)
+    yield from software.kernels() if build.version else ()
     yield from machine.cores(gpus)
     yield from machine.shared_memory(gpus)
     yield from machine.open_files()

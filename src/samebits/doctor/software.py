@@ -20,6 +20,7 @@ from samebits.errors import counted, few, first_line
 from samebits.here import install_command, torch_command
 from samebits.host import SILENT_HINT, installed
 from samebits.host.software import OLDEST_GPU, OTHER_BUILD, major, rocm_unused
+from samebits.numerics.exact.compiled import HINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,3 +178,17 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
         hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"
         return failed(f"torch finds {len(answers)} of {counted(gpus, 'GPU')}{f': {last}' if last else ''}", hint)
     return ok(f"{counted(gpus, 'GPU')} multiplied matrices{' and copied to each other' if gpus > 1 else ''}")
+
+
+@check("kernels")
+def kernels(timeout: float = 150.0) -> Finding:
+    """Whether exact has compiled kernels on a CPU, which this compiles if nobody has yet."""
+    command = [sys.executable, "-P", "-m", "samebits.numerics.exact.compiled"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return warning(f"compiling the kernels of exact took longer than {timeout:.0f} s", HINT)
+    if done.returncode:
+        return warning(f"not tried: {first_line(done.stderr.strip()) or done.returncode}", HINT)
+    why = done.stdout.strip()
+    return warning(why, HINT) if why else ok("exact has compiled kernels on a CPU")

@@ -17,6 +17,7 @@ import torch
 
 from samebits.errors import HostError, first_line
 from samebits.files import own_folder
+from samebits.numerics.exact.compiled import HINT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trappi
 """Among them none that lets a compiler change a result; ``-ffp-contract=off`` forbids the one change that C allows."""
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64"}
 _SECONDS = 120
-_HINT = "install gcc or clang, or pip install ziglang; Python's functions give the same bits more slowly"
 
 
 def compilers() -> list[list[str]]:
@@ -53,7 +53,7 @@ def compile_to(
     target: Path, level: str | None, compiler: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
 ) -> None:
     """Compile the kernels to a file, which appears when it is complete. Raises HostError."""
-    failed = HostError("there is no C compiler for the kernels of exact", hint=_HINT)
+    failed = HostError("there is no C compiler for the kernels of exact", hint=HINT)
     for command in [compiler] if compiler else compilers():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
@@ -65,7 +65,7 @@ def compile_to(
                 )  # fmt: skip
             except (OSError, subprocess.SubprocessError) as error:
                 said = first_line(getattr(error, "stderr", None) or str(error))
-                failed = HostError(f"{' '.join(command)} cannot compile the kernels of exact: {said}", hint=_HINT)
+                failed = HostError(f"{' '.join(command)} cannot compile the kernels of exact: {said}", hint=HINT)
                 continue
             made.replace(target)
             return
