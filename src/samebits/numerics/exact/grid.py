@@ -152,7 +152,7 @@ def snap_rows(x: Tensor, bits: int) -> Tensor:
 def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of ``matmul``, rounded, as float64."""
     bits = bits_of_products(a.shape[-1])
-    left = snap(a.mT, -2, bits).mT if a.mT.is_contiguous() else snap_rows(a, bits)
+    left = snap(a.mT, -2, bits).mT if a.dim() > 1 and a.mT.is_contiguous() else snap_rows(a, bits)
     return left, snap_rows(b.mT, bits).mT if b.mT.is_contiguous() else snap(b, -2, bits)
 
 
