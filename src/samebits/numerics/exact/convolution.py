@@ -90,7 +90,7 @@ def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     geometry, kernels = layout.geometry(x.shape[2:], weight.shape[2:]), _kernels(weight, layout.groups)
     if layout.transposed:
         shape = (x.shape[0], layout.groups * weight.shape[1], *geometry.size)
-        return folded(torch.matmul(to_rows(x, layout.groups), kernels), shape, geometry).add_(0.0)
+        return folded(torch.matmul(to_rows(x, layout.groups), kernels), shape, geometry)
     return _from_windows(x, kernels, geometry, layout.groups)
 
 
@@ -102,7 +102,7 @@ def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout
     geometry, kernels = layout.geometry(x_shape[2:], weight.shape[2:]), _kernels(weight, layout.groups)
     if layout.transposed:
         return _from_windows(grad, kernels, geometry, layout.groups)
-    return folded(torch.matmul(to_rows(grad, layout.groups), kernels), x_shape, geometry).add_(0.0)
+    return folded(torch.matmul(to_rows(grad, layout.groups), kernels), x_shape, geometry)
 
 
 def gradient_of_kernels(grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout) -> Tensor:
@@ -159,7 +159,10 @@ def to_rows(x: Tensor, groups: int) -> Tensor:
 
 
 def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """The transpose of ``rows_of``: float64 sums over all windows of an element, (batch, channels, *size)."""
+    """The transpose of ``rows_of``: float64 sums over all windows of an element, (batch, channels, *size).
+
+    They start from positive zeros, and so have no negative ones.
+    """
     groups = rows.shape[0]
     batch, channels = x_shape[:2]
     axes = len(geometry.size)

@@ -137,7 +137,13 @@ def layer_norm(
 
 
 def _input_gradient(
-    library: Library, grad: Tensor, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, *moments: Tensor
+    library: Library,
+    grad: Tensor,
+    x: Tensor,
+    dims: tuple[int, ...],
+    weight: Tensor | None,
+    moments: tuple[Tensor, Tensor],
+    _: Tensor | None,
 ) -> Tensor | None:
     if not takes(grad, x, weight, *moments):
         return None
@@ -148,9 +154,17 @@ def _input_gradient(
 
 @compiled(_input_gradient)
 def _layer_norm_input_gradient(
-    grad: Tensor, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, mean: Tensor, rstd: Tensor
+    grad: Tensor,
+    x: Tensor,
+    dims: tuple[int, ...],
+    weight: Tensor | None,
+    moments: tuple[Tensor, Tensor],
+    y: Tensor | None,
 ) -> Tensor:
-    y, inner = wide(x).sub_(mean).mul_(rstd), wide(grad)
+    """The gradient of the input; ``y`` are the standardised values, if they are there already."""
+    mean, rstd = moments
+    y = wide(x).sub_(mean).mul_(rstd) if y is None else y
+    inner = wide(grad)
     if weight is not None:
         inner.mul_(weight)
     return _standardised_backward(inner, y, rstd, dims).to(x.dtype)
@@ -171,10 +185,11 @@ def layer_norm_backward(
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     outer = tuple(range(x.dim() - len(shape)))
     grad_x = grad_weight = grad_bias = None
+    y = wide(x).sub_(mean).mul_(rstd) if output_mask[1] and weight is not None else None
     if output_mask[0]:
-        grad_x = _layer_norm_input_gradient(grad, x, dims, weight, mean, rstd)
-    if output_mask[1] and weight is not None:
-        grad_weight = _sum_of(wide(x).sub_(mean).mul_(rstd).mul_(grad), outer, weight)
+        grad_x = _layer_norm_input_gradient(grad, x, dims, weight, (mean, rstd), y)
+    if y is not None and weight is not None:
+        grad_weight = _sum_of(y.mul_(grad), outer, weight)
     if output_mask[2] and bias is not None:
         grad_bias = _sum_of(wide(grad), outer, bias)
     return grad_x, grad_weight, grad_bias
