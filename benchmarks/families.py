@@ -72,7 +72,9 @@ def _transformers(kind: str, auto: str, key: str, changes: dict[str, Any], more:
 
     usual = transformers.AutoConfig.for_model(kind)
     small = {name: value for name, value in _SMALL.items() if type(getattr(usual, name, None)) is type(value)}
-    settable = {name: value for name, value in small.items() if not isinstance(getattr(type(usual), name, None), property)}
+    settable = {
+        name: value for name, value in small.items() if not isinstance(getattr(type(usual), name, None), property)
+    }
     config = transformers.AutoConfig.for_model(kind, **{**settable, **changes})
     config.use_cache = False
     return Named(getattr(transformers, auto).from_config(config), key, **more)
@@ -94,7 +96,14 @@ def _of(
 
 
 _STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
-_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4, "image_size": PIXELS}
+_SWIN = {
+    "embed_dim": 16,
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+    "window_size": 4,
+    "patch_size": 4,
+    "image_size": PIXELS,
+}
 _PYRAMID = {
     **_STAGES, "num_encoder_blocks": 2, "sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2],
     "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16,
@@ -108,6 +117,7 @@ _SPEECH = {
 
 def _transformers_families() -> dict[str, Family]:
     both = {"decoder_input_ids": Tensor.clone}
+    speech = ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio", "unispeech-sat", "wav2vec2-conformer")
     return {
         **_of(
             "AutoModelForCausalLM", "input_ids", tokens,
@@ -149,18 +159,17 @@ def _transformers_families() -> dict[str, Family]:
             bit={"hidden_sizes": [16, 32], "depths": [1, 1], "num_groups": 2},
             segformer=_PYRAMID,
             pvt={**_PYRAMID, "patch_sizes": [4, 2], "sequence_reduction_ratios": [2, 1]},
-            levit={"hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 2], "key_dim": [8, 8, 8], "patch_size": 16,
-                   "architectures": ["LevitForImageClassification"]},
+            levit={"hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 2], "key_dim": [8, 8, 8],
+                   "patch_size": 16, "architectures": ["LevitForImageClassification"]},
             cvt={"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3]},
             hiera={"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "num_query_pool": 1,
                    "image_size": [PIXELS, PIXELS]},
         ),
         **_of(
             "AutoModel", "input_values", sounds,
-            "wav2vec2 hubert wavlm unispeech sew data2vec-audio unispeech-sat wav2vec2-conformer",
-            **dict.fromkeys(("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat", "wav2vec2-conformer"), _SPEECH),
+            " ".join((*speech, "sew")),
+            **dict.fromkeys(speech, _SPEECH),
             sew={**_SPEECH, "squeeze_factor": 2},
-            **{"data2vec-audio": _SPEECH},
         ),
     }  # fmt: skip
 
