@@ -197,6 +197,26 @@ def test_threads_share_rows_and_change_no_bit(kernels: Library) -> None:
         torch.set_num_threads(threads)
 
 
+_TEAM = """
+import torch
+from samebits.numerics.exact.compiled import check, library
+from samebits.numerics.exact.grid import snap_rows
+
+assert check.start() is None
+torch.set_num_threads(3)
+x = torch.arange(300 * 700, dtype=torch.float32).view(300, 700)
+fast = snap_rows(x, 20)
+with library.using(None):
+    assert torch.equal(fast, snap_rows(x, 20))
+"""
+
+
+@pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=2", "OMP_DYNAMIC=true"])
+def test_a_team_that_is_smaller_than_asked_for_leaves_no_row_out(limit: str) -> None:
+    name, _, value = limit.partition("=")
+    subprocess.run([sys.executable, "-c", _TEAM], env={**os.environ, name: value}, check=True)
+
+
 def test_the_check_reaches_every_kernel(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     called = set()
     real = Library.call

@@ -57,6 +57,7 @@ def _of_grids() -> Iterable[Tensor]:
     x, bias = _usual(30, _WIDTH, salt=5), _usual(30, salt=15).to(torch.float64)
     yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, _CPU).view(-1, 30), 20), snap(x, 0, 20))
     yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
+    yield snap_rows(x.repeat(40, 1), 20)  # by several threads, if there are any
     yield from (*snapped(x, 3 * 2.0**40), rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias))
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
     yield from (fixed_order_sum(wide, dims) for dims in ((0,), (1,), (2,), (0, 2), (0, 1, 2)))

@@ -43,21 +43,19 @@ class Library:
         return result
 
 
-def _openmp() -> tuple[int, int] | None:
-    """Addresses of the functions of PyTorch's own OpenMP, by which kernels share its threads; None if it has others."""
+def _openmp() -> list[int]:
+    """Addresses of the functions of PyTorch's own OpenMP, by which kernels share its threads; none if it has others."""
     loaded = ctypes.CDLL(None)
     try:
-        team = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in _OPENMP]
+        return [ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in _OPENMP]
     except AttributeError:
-        return None
-    return (team[0], team[1]) if team[0] and team[1] else None
+        return []
 
 
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num")
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _chosen: Library | None = None
-KERNELS: dict[str, Callable[..., Any]] = {}
-"""The functions that have a compiled form, by their names."""
 OF_NUMBERS: dict[Callable[[Tensor], Tensor], Callable[[Any, Tensor], Tensor | None]] = {}
+"""The functions of numbers that have a compiled form, each with its kernel."""
 
 
 def use(library: Library | None) -> None:
@@ -82,20 +80,23 @@ def using(library: Library | None) -> Iterator[None]:
         use(before)
 
 
+def _answer(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a kernel returns; None if there is no library."""
+    if _chosen is None:
+        return None
+    with _unwatched():
+        return kernel(_chosen, *args, **kwargs)
+
+
 def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
     """Let ``kernel`` answer in place of a function: for the library and the arguments, or with None if it cannot."""
 
     def replace(plain: V) -> V:
         @functools.wraps(plain)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if _chosen is not None:
-                with _unwatched():
-                    result = kernel(_chosen, *args, **kwargs)
-                if result is not None:
-                    return result
-            return plain(*args, **kwargs)
+            result = _answer(kernel, *args, **kwargs)
+            return plain(*args, **kwargs) if result is None else result
 
-        KERNELS[plain.__name__] = function
         return function  # type: ignore[return-value]
 
     return replace
@@ -131,11 +132,8 @@ def of_numbers(
 
 def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
     """``function`` of float32 numbers, computed in float64 and rounded once, if it has a kernel that takes them."""
-    kernel = None if _chosen is None else OF_NUMBERS.get(function)
-    if kernel is None:
-        return None
-    with _unwatched():
-        return kernel(_chosen, x)
+    kernel = OF_NUMBERS.get(function)
+    return None if kernel is None else _answer(kernel, x)
 
 
 def takes(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
