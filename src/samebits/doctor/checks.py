@@ -48,7 +48,8 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
     yield from software.python()
     yield from software.locks(build)
     yield from gpu_findings(build, driver)
-    yield from software.kernels() if build.version else ()
+    if build.version and not (gpus and build.cuda):  # GPUs need none
+        yield from software.kernels()
     yield from machine.cores(gpus)
     yield from machine.shared_memory(gpus)
     yield from machine.open_files()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from samebits.numerics.exact.compiled.library import compiled, takes, threads
-from samebits.numerics.exact.grid import bits_of_products, shifter, snap_, top
+from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
@@ -47,10 +47,9 @@ class Layout(NamedTuple):
                 raise ValueError("an output_padding from the stride on has no exact version")
         return geometry
 
-    def bits(self, weight: Tensor) -> int:
-        """Bits of images and weights of a convolution, and of its gradient for the images."""
-        each = max(weight.shape[0] // self.groups, weight.shape[1])
-        return bits_of_products(each * math.prod(weight.shape[2:]))
+    def terms(self, weight: Tensor) -> int:
+        """The most products that a number of a convolution, or of its gradient for the images, is the sum of."""
+        return max(weight.shape[0] // self.groups, weight.shape[1]) * math.prod(weight.shape[2:])
 
 
 def _snapped_groups(library: Library, x: Tensor, outer: int, groups: int, bits: int) -> Tensor | None:

@@ -42,9 +42,11 @@ def bits_of_products(terms: int) -> int:
 
 def blocks(rows: int, width: int, device: torch.device) -> Iterator[slice]:
     """Slices that cover all rows; on a CPU each has as many rows as its cache holds."""
-    step = max(1, _BLOCK // max(width, 1)) if device.type == "cpu" else max(rows, 1)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    return _slices(rows, max(1, _BLOCK // max(width, 1)) if device.type == "cpu" else max(rows, 1))
+
+
+def _slices(rows: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def top(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -196,8 +198,7 @@ _FEWEST_ROWS = 256  # of a block: a product of fewer is slower
 
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
     """Slices that cover all rows, for products of blocks; ``width`` float64 numbers belong to a row."""
-    step = threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+    return _slices(rows, threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1)))
 
 
 def _blockwise_product(

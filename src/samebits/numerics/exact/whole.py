@@ -211,7 +211,7 @@ class _Convolution(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, scope: Scope, place: str
     ) -> Tensor:
         with below():
-            bits = _checked(layout.bits(weight), "its kernels join more than 2**21 numbers", place)
+            bits = _checked(bits_of_products(layout.terms(weight)), "its kernels join more than 2**21 numbers", place)
             rounded = scope.rounded.rounded(place, weight, bits)
             y = convolved(samples_on_grids(x, bits), rounded, layout)
             if bias is not None:

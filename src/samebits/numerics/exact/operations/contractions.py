@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact.grid import (
-    FEWEST_BITS,
-    bits_of_products,
     fixed_order_sum,
     matmul,
     on_grids,
     rounded_matmul,
 )
 from samebits.numerics.exact.operations import complex_numbers
-from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact
+from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +30,7 @@ def _product(a: Tensor, b: Tensor, product: Callable[..., Tensor] = matmul) -> T
         return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no matrix product of integers
     check_float32(a)
     check_float32(b)
-    if bits_of_products(a.shape[-1]) < FEWEST_BITS:
-        why = f"sums of {a.shape[-1]:,} products would keep fewer than {FEWEST_BITS} bits of a factor"
-        raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
+    bits_for(a.shape[-1])
     return product(a, b)
 
 

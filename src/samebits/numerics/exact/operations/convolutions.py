@@ -16,8 +16,8 @@ from samebits.numerics.exact.convolution import (
     snap_groups,
     terms_of_kernels,
 )
-from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, fixed_order_sum
-from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
+from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _checked(bits: int, *tensors: Tensor) -> int:
-    """``bits``. Raises NotExactError: they are too few, or a tensor is not float32."""
+def _bits(terms: int, *tensors: Tensor) -> int:
+    """Bits of so many products. Raises NotExactError: they are too few, or a tensor is not float32."""
     for tensor in tensors:
         check_float32(tensor)
-    if bits < FEWEST_BITS:
-        why = f"sums of products would keep fewer than {FEWEST_BITS} bits of a factor"
-        raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
-    return bits
+    return bits_for(terms)
 
 
 def _layout_of(x: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Layout:
@@ -58,7 +55,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
         NotExactError: a transposed convolution has an output_padding of at least the stride.
     """
     layout = _layout_of(x, weight, settings)
-    bits = _checked(layout.bits(weight), x, weight)
+    bits = _bits(layout.terms(weight), x, weight)
     y = convolved(samples_on_grids(x, bits), _on_one_grid(weight, bits), layout)
     if bias is not None:
         y = y.add_(wide(bias).view(-1, *(1 for _ in x.shape[2:])))
@@ -78,11 +75,11 @@ def convolution_backward(
     layout = _layout_of(x, weight, tuple(forward_settings))
     grad_x = grad_weight = grad_bias = None
     if wanted[0]:
-        bits = _checked(layout.bits(weight), grad, weight)
+        bits = _bits(layout.terms(weight), grad, weight)
         images = gradient_of_images(samples_on_grids(grad, bits), x.shape, _on_one_grid(weight, bits), layout)
         grad_x = images.to(x.dtype).contiguous()
     if wanted[1]:
-        bits = _checked(bits_of_products(terms_of_kernels(grad, x, layout)), grad, x)
+        bits = _bits(terms_of_kernels(grad, x, layout), grad, x)
         kernels = gradient_of_kernels(channels_on_grids(grad, bits), channels_on_grids(x, bits), weight.shape, layout)
         grad_weight = kernels.to(weight.dtype)
     if wanted[2]:

@@ -112,17 +112,44 @@ def _sum_of(x: Tensor, dims: tuple[int, ...], like: Tensor) -> Tensor:
     return fixed_order_sum(x, dims).reshape(like.shape).to(like.dtype)
 
 
+Rows = tuple[int, int, int, int]
+"""Number and width of rows, groups of channels, and positions of a channel, of which layer norm has none."""
+
+
+def _normed(
+    library: Library,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    rows: Rows,
+    moments: tuple[int, ...],
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Layer norm or group norm by the kernel of both, with mean and reciprocal deviation in the shape ``moments``."""
+    if not takes(x, weight, bias):
+        return None
+    out, middle, scale = torch.empty_like(x), x.new_empty(moments), x.new_empty(moments)
+    library.call("layer_norm", x, weight, bias, out, middle, scale, *rows, float(eps), threads())
+    return out, middle, scale
+
+
+def _normed_backward(
+    library: Library, grad: Tensor, x: Tensor, weight: Tensor | None, moments: tuple[Tensor, Tensor], rows: Rows
+) -> Tensor | None:
+    """The gradient of the input of ``_normed``."""
+    if not takes(grad, x, weight, *moments):
+        return None
+    out = torch.empty_like(x)
+    library.call("layer_norm_backward", grad, x, weight, *moments, out, *rows, threads())
+    return out
+
+
 def _layer_norm(
     library: Library, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not takes(x, weight, bias):
-        return None
-    outer, width = x.shape[: x.dim() - len(shape)], math.prod(shape)
-    out, middle, scale = torch.empty_like(x), *(x.new_empty(*outer, *(1,) * len(shape)) for _ in range(2))
-    library.call(
-        "layer_norm", x, weight, bias, out, middle, scale, math.prod(outer), width, 1, 0, float(eps), threads()
-    )
-    return out, middle, scale
+    outer = x.shape[: x.dim() - len(shape)]
+    rows = math.prod(outer), math.prod(shape), 1, 0
+    return _normed(library, x, weight, bias, eps, rows, (*outer, *(1,) * len(shape)))
 
 
 @exact(aten.native_layer_norm)
@@ -145,11 +172,8 @@ def _input_gradient(
     moments: tuple[Tensor, Tensor],
     _: Tensor | None,
 ) -> Tensor | None:
-    if not takes(grad, x, weight, *moments):
-        return None
-    out, width = torch.empty_like(x), math.prod(x.shape[dims[0] :])
-    library.call("layer_norm_backward", grad, x, weight, *moments, out, x.numel() // width, width, 1, 0, threads())
-    return out
+    rows = math.prod(x.shape[: dims[0]]), math.prod(x.shape[dims[0] :]), 1, 0
+    return _normed_backward(library, grad, x, weight, moments, rows)
 
 
 @compiled(_input_gradient)
@@ -195,23 +219,16 @@ def layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
+def _rows_of_groups(batch: int, channels: int, positions: int, groups: int) -> Rows:
+    return batch * groups, channels // groups * positions, groups, positions
+
+
 def _group_norm(
-    library: Library,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    positions: int,
-    groups: int,
-    eps: float,
+    library: Library, x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, *sizes_and_eps: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not takes(x, weight, bias):
-        return None
-    out, middle, scale = torch.empty_like(x), x.new_empty(batch, groups), x.new_empty(batch, groups)
-    sizes = batch * groups, channels // groups * positions, groups, positions
-    library.call("layer_norm", x, weight, bias, out, middle, scale, *sizes, float(eps), threads())
-    return out, middle, scale
+    channels, positions, groups, eps = sizes_and_eps
+    rows = _rows_of_groups(batch, channels, positions, groups)
+    return _normed(library, x, weight, bias, eps, rows, (batch, groups))
 
 
 @exact(aten.native_group_norm)
@@ -250,43 +267,55 @@ def group_norm_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the input, the weight and the bias of ``group_norm``, each None unless it is wanted."""
-    flat = (batch, channels, positions)
+    sizes, flat = (batch, channels, positions, groups), (batch, channels, positions)
     grad_x = grad_weight = grad_bias = None
+    y = _of_groups(x, mean, rstd, sizes) if output_mask[1] else None
     if output_mask[0]:
-        grad_x = _group_norm_input_gradient(grad, x, weight, mean, rstd, (*flat, groups))
-    if output_mask[1]:
-        grouped = (batch, groups, channels // groups * positions)
-        y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
-        products = wide(grad).reshape(flat).mul(y.view(flat))
+        grad_x = _group_norm_input_gradient(grad, x, weight, (mean, rstd), sizes, y)
+    if y is not None:
+        products = wide(grad).reshape(flat).mul_(y.view(flat))
         grad_weight = fixed_order_sum(products, (0, 2)).reshape(channels).to(x.dtype)
     if output_mask[2]:
         grad_bias = fixed_order_sum(wide(grad).reshape(flat), (0, 2)).reshape(channels).to(x.dtype)
     return grad_x, grad_weight, grad_bias
 
 
-def _compiled_group_gradient(
-    library: Library, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, sizes: tuple[int, ...]
+def _of_groups(x: Tensor, mean: Tensor, rstd: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+    """The standardised values, (batch, groups, channels of a group * positions)."""
+    batch, channels, positions, groups = sizes
+    grouped = wide(x).reshape(batch, groups, channels // groups * positions)
+    return grouped.sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
+
+
+def _group_input_gradient(
+    library: Library,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    moments: tuple[Tensor, Tensor],
+    sizes: tuple[int, int, int, int],
+    _: Tensor | None,
 ) -> Tensor | None:
-    if not takes(grad, x, weight, mean, rstd):
-        return None
-    batch, channels, positions, groups = sizes
-    out, rows = torch.empty_like(x), (batch * groups, channels // groups * positions, groups, positions)
-    library.call("layer_norm_backward", grad, x, weight, mean, rstd, out, *rows, threads())
-    return out
+    return _normed_backward(library, grad, x, weight, moments, _rows_of_groups(*sizes))
 
 
-@compiled(_compiled_group_gradient)
+@compiled(_group_input_gradient)
 def _group_norm_input_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, sizes: tuple[int, ...]
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    moments: tuple[Tensor, Tensor],
+    sizes: tuple[int, int, int, int],
+    y: Tensor | None,
 ) -> Tensor:
+    """The gradient of the input; ``y`` are the standardised values, if they are there already."""
     batch, channels, positions, groups = sizes
-    grouped = (batch, groups, channels // groups * positions)
-    y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
+    y = _of_groups(x, *moments, sizes) if y is None else y
     inner = wide(grad).reshape(batch, channels, positions)
     if weight is not None:
         inner = inner.mul_(weight.view(-1, 1))
-    scale = rstd.view(batch, groups, 1).to(torch.float64)
-    return _standardised_backward(inner.reshape(grouped), y, scale, (2,)).view(x.shape).to(x.dtype)
+    scale = moments[1].view(batch, groups, 1).to(torch.float64)
+    return _standardised_backward(inner.reshape(y.shape), y, scale, (2,)).view(x.shape).to(x.dtype)
 
 
 def _all_but(x: Tensor, dim: int) -> tuple[int, ...]:

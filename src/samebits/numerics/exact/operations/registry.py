@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from samebits.numerics.exact.compiled.library import mapped
-from samebits.numerics.exact.grid import blocks
+from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,15 @@ def check_float32(x: Tensor) -> None:
     """Raise NotExactError for a tensor of any type but float32; the message names the type."""
     if x.dtype != torch.float32:
         raise NotExactError(f"{x.dtype} has no exact version; use float32")
+
+
+def bits_for(terms: int) -> int:
+    """Bits of both factors of so many products that are summed. Raises NotExactError: they would be too few."""
+    bits = bits_of_products(terms)
+    if bits < FEWEST_BITS:
+        why = f"sums of {terms:,} products would keep fewer than {FEWEST_BITS} bits of a factor"
+        raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
+    return bits
 
 
 def wide(x: Tensor) -> Tensor:

@@ -1,0 +1,46 @@
+"""A convolution by a CPU's float64 kernels and by a product of its windows, as on a GPU, is one function."""
+
+import itertools
+
+import pytest
+import torch
+
+from samebits.numerics.exact import convolution
+from samebits.numerics.exact.operations import EXACT
+from samebits.numerics.exact.self_test.numbers import integers
+
+aten = torch.ops.aten
+SIZE, CHANNELS, OUTPUTS, SAMPLES = (7, 6, 5), 4, 8, 3
+GEOMETRIES = [*itertools.product((1, 2, 4), (1, 2), (0, 1), (1, 2), (False, True), (1, 3))]
+
+
+def numbers(*shape, salt):
+    """Numbers from -2 to 2, of one size, so that the error of a sum is small beside the largest sum."""
+    drawn = integers(torch.Size(shape).numel(), 22, salt, torch.device("cpu"))
+    return drawn.mul_(2.0**-20).sub_(2.0).to(torch.float32).view(shape)
+
+
+def passes(dims, groups, stride, padding, dilation, transposed, kernel):
+    """The result and the three gradients, in exact, and in float64 from the same numbers."""
+    sides = (CHANNELS, OUTPUTS // groups) if transposed else (OUTPUTS, CHANNELS // groups)
+    x, weight = numbers(SAMPLES, CHANNELS, *SIZE[:dims], salt=1), numbers(*sides, *(kernel,) * dims, salt=2)
+    bias = numbers(OUTPUTS, salt=3)
+    moves = [[stride] * dims, [padding] * dims, [dilation] * dims, transposed, [0] * dims, groups]
+    y = EXACT[aten.convolution](x, weight, bias, *moves)
+    grad, wanted = numbers(*y.shape, salt=4), [True, True, True]
+    back = EXACT[aten.convolution_backward](grad, x, weight, [OUTPUTS], *moves, wanted)
+    x, weight, bias, grad = (t.double() for t in (x, weight, bias, grad))
+    near = aten.convolution(x, weight, bias, *moves)
+    return [y, *back], [near, *aten.convolution_backward(grad, x, weight, [OUTPUTS], *moves, wanted)]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_convolution_is_that_of_its_windows(dims, monkeypatch):
+    for geometry in GEOMETRIES:
+        native, near = passes(dims, *geometry)
+        with monkeypatch.context() as patch:
+            patch.setattr(convolution, "_is_native", lambda _: False)
+            unfolded, _ = passes(dims, *geometry)
+        for one, other, true in zip(native, unfolded, near, strict=True):
+            assert torch.equal(one.view(torch.int32), other.view(torch.int32)), geometry
+            assert (one.double() - true).abs().max() <= 3e-6 * true.abs().max(), geometry
