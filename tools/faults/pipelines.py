@@ -222,7 +222,7 @@ class Pipelines(Area):
         return running and child.code != 0
 
     def _let_both_end(self, later: float) -> None:
-        """Start the pipeline twice, so many seconds apart. One of the two does the work."""
+        """Start the pipeline twice, so many seconds apart. One does the work, unless they tore the rwlock."""
         assert self._repository
         first = self._repository.begin("dvc", "repro")
         time.sleep(later)
@@ -230,7 +230,8 @@ class Pipelines(Area):
         for child in (first, second):
             child.wait(LIMIT)
         one, other = sorted((first, second), key=lambda child: child.code != 0)
-        expect(one.code == 0, "neither of two dvc repro ends well", one.printed()[-1500:] + other.printed()[-1500:])
+        ended = one.code == 0 or self._mended(one.printed())
+        expect(ended, "neither of two dvc repro ends well", one.printed()[-1500:] + other.printed()[-1500:])
         expect_no_traceback(one)
         self._check_second(other)
         self._finish()
@@ -281,7 +282,7 @@ class Pipelines(Area):
         assert self._repository
         if "Unable to read RWLock-file" in printed:
             self._torn_rwlocks += 1
-            (self._repository.folder / ".dvc/tmp/rwlock").unlink()
+            (self._repository.folder / ".dvc/tmp/rwlock").unlink(missing_ok=True)
         elif "'./dvc.lock' validation failed" in printed or "'./dvc.lock' is invalid" in printed:
             self._torn_locks += 1
             (self._repository.folder / "dvc.lock").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import errno
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ def small_params() -> dict[str, Any]:
     params = copy.deepcopy(PARAMS)
     params["train"] |= {"epochs": 1, "strategies": ["single", "ddp"], "numerics": ["exact"]}
     return parse_params(params).model_dump(mode="json")  # stages need every key, because DVC tracks them
+
+
+_CREATED = re.compile(rb'"created": "[^"]*"')
 
 
 class Writes(Area):
@@ -237,9 +241,13 @@ def _files(sandbox: Sandbox, stage: Stage) -> dict[str, Path]:
 
 
 def _results(sandbox: Sandbox, stage: Stage) -> dict[str, bytes]:
-    """Contents of the files that the stage's inputs determine."""
+    """Contents of the files that the stage's inputs determine, without the time at which they were made."""
     names = ("model.safetensors", "losses.csv") if stage.trains else None
-    return {name: path.read_bytes() for name, path in _files(sandbox, stage).items() if names is None or name in names}
+    return {
+        name: _CREATED.sub(b"", path.read_bytes())
+        for name, path in _files(sandbox, stage).items()
+        if names is None or name in names
+    }
 
 
 def _written_checkpoints(operations: list[Operation]) -> set[int]:
