@@ -14,9 +14,8 @@ NOT_SEEN = {
 NOT_TORCH = {"norm_weight_none", "load_state_dict", "pop_dispatch_mode", "pop_function_mode"}
 """Attempts that PyTorch itself answers with an error."""
 TOO_STRICT = {
-    "debatable_constant_in_closure", "debatable_lazy_attribute", "debatable_p_from_weights", "weight_norm",
-    "orthogonal", "checkpoint_dropout", "gru", "instance_norm", "fixed_seed_generator", "double_precision",
-    "computing_gradient_hook", "coroutine",
+    "debatable_constant_in_closure", "debatable_lazy_attribute", "debatable_p_from_weights", "orthogonal",
+    "checkpoint_dropout", "fixed_seed_generator", "double_precision", "computing_gradient_hook", "coroutine",
 }  # fmt: skip
 """Honest models that are refused all the same, by name."""
 
