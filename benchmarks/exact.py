@@ -102,6 +102,7 @@ def set_up(params: Params, numerics: NumericsName, folder: Path) -> Setup:
 def kit(setup: Setup, folder: Path) -> Trainable:
     """The kit's training in one of its numerics."""
     trainable = setup.trainable(setup.place(setup.build()), setup.batches(setup.load(folder)))
+    trainable.require_same_again(0)
     warm_up(trainable, 3)
     return trainable
 

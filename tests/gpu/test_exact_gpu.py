@@ -13,7 +13,7 @@ from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.numerics.exact import activations, elementary
-from samebits.numerics.exact.grid import matmul
+from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.self_test import cases, check
 from samebits.params import parse_params
 from samebits.records.card import read_card

@@ -17,12 +17,14 @@ from samebits.errors import HostError
 from samebits.numerics.exact import losses
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
-from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
+from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.products import products_of_shards, rounded_matmul
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
@@ -147,6 +149,11 @@ def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tu
     assert_same(kernels, lambda: (snap_rows(x.mT, 20), snap_rows(x[..., ::2], 20), *snapped(x, 3 * 2.0**30)))
     assert_same(kernels, lambda: [snap(x, dim, 20) for dim in range(x.dim())])
     assert_same(kernels, lambda: [on_grid(wide, 20)] if wide.numel() else [])
+    assert_same(kernels, lambda: snapped_sum(x, 3 * 2.0**30))
+    shards = x.reshape(math.prod(shape[:-2]), *shape[-2:])
+    assert_same(
+        kernels, lambda: (products_of_shards(shards, -shards, 20), products_of_shards(shards, shards.abs(), 16))
+    )
     bias = usual(shape[-2], salt=13).to(torch.float64)
     assert_same(kernels, lambda: (rounded_matmul(wide, wide.mT), rounded_matmul(wide, -wide.mT, bias)))
     assert_same(kernels, lambda: [fixed_order_sum(wide, dims) for dims in axes])

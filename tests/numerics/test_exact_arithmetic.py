@@ -17,8 +17,10 @@ import exact_probe
 from samebits.errors import CollectiveError, UserError
 from samebits.numerics.exact import elementary, optimizers, whole
 from samebits.numerics.exact.engine import Engine
-from samebits.numerics.exact.grid import bits_of_products, bits_of_sum, fixed_order_sum, matmul, shift_of, shifter
+from samebits.numerics.exact.grid import bits_of_products, bits_of_sum, shift_of, shifter
 from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.products import matmul
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.windows import HEADROOM, Windows
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

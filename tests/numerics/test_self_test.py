@@ -14,10 +14,10 @@ from samebits.errors import HostError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.compiled import build, library
-from samebits.numerics.exact.grid import matmul
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.exact.operations import EXACT
 from samebits.numerics.exact.optimizers import AdamW
+from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.self_test import cases, check, digests
 from samebits.numerics.exact.self_test.cases import CASES
 from samebits.params import parse_params

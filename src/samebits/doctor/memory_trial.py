@@ -98,6 +98,7 @@ class MemoryTrialRank:
         self.model = setup.build()
         trainable = setup.trainable(setup.place(self.model), setup.batches(data))
         trainable.reset()
+        trainable.require_same_again(0)
         rate = attempt.params.train.optimizer.lr
         trainable.mean_losses(torch.stack([trainable.step(step, rate) for step in range(STEPS)]))  # waits for them
         peaks = [torch.cuda.max_memory_reserved(index) for index in worker.cuda_devices] or [private_peak()]

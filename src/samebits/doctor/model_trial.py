@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
+from samebits.here import of_kit
 from samebits.models import UserModel
 from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode
@@ -126,6 +127,10 @@ class ModelTrialRank:
         if trial.numerics == "exact":  # its trial step was the training
             tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"
             self.say(ok(f"{tried}, of {where}", name=name))
+            if (arithmetic := setup.numerics.arithmetic()) and (why := arithmetic.shards_apart):
+                text = f"shards run one by one, which takes longer than one pass: {why}"
+                hint = f"see {of_kit('docs/concepts/exact.md')} for what runs in one pass"
+                self.say(warning(text, hint, name=name, is_remark=True))
             return
         trainable = setup.trainable(model, batches)
         trainable.reset()

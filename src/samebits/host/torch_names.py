@@ -53,6 +53,11 @@ NAMES = (
     TorchName("torch.ops.aten.add.Tensor._schema", "finds what an operation writes to, and its rates of dropout"),
     TorchName("torch._decomp.decomposition_table", "decomposes operations into exact ones"),
     TorchName("torch.utils._pytree.tree_leaves", "finds the tensors among arguments"),
+    TorchName(
+        "torch._C._functorch._set_vmap_fallback_warning_enabled",
+        "keeps vmap from warning of an operation without a rule",
+        "it warns once for each",
+    ),
     # Autograd.
     TorchName("torch.autograd.graph._engine_run_backward", "runs a backward pass within the modes of exact"),
     TorchName("torch.autograd.Function._backward_cls", "knows the parameters of an exact pass"),

@@ -163,6 +163,7 @@ def make_reference(
     try:
         model = part.place(copy_of(untrained))
         made = part.trainable(model, part.batches(data))
+        made.require_same_again(0)
         warm_up(made, WARM_UP_STEPS[setup.worker.device.type])
     except Exception as error:
         if reference.waits or not is_out_of_memory(error):

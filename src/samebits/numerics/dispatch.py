@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from traceback import walk_stack
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -40,7 +40,7 @@ class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-_PASSES = ("forward", "fingerprint", "survey", "not_finite")  # methods that run a model
+_PASSES = ("forward", "fingerprint", "_vmapped", "survey", "not_finite")  # methods that run a model
 
 
 class CallingModule(NamedTuple):
@@ -55,10 +55,11 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     return {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
 
 
-def calling_module() -> CallingModule | None:
-    """The innermost module whose forward pass makes this call; None if there is none."""
+def calling_module(error: BaseException | None = None) -> CallingModule | None:
+    """The innermost module whose forward pass makes this call, or raised ``error``; None if there is none."""
     inner: nn.Module | None = None
-    for frame, _ in walk_stack(sys._getframe(1)):
+    frames = walk_stack(sys._getframe(1)) if error is None else reversed([*walk_tb(error.__traceback__)])
+    for frame, _ in frames:
         module = frame.f_locals.get("self") if frame.f_code.co_name in _PASSES else None
         if isinstance(module, nn.Module):
             paths = getattr(module, "module_paths", None)

@@ -143,6 +143,7 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal,
     aten.bernoulli_: bernoulli,
+    aten.bernoulli.p: lambda stream, tensor, _, p: bernoulli(stream, tensor, p),
     aten.exponential_: _exponential,
     aten.erfinv_: _erfinv,  # turns uniform draws into normal ones
     aten.rand: lambda stream, tensor, *_: _uniform(stream, tensor),
@@ -169,6 +170,8 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Cal
     fill = DRAWS.get(func) or DRAWS[func.overloadpacket]
     if func.overloadpacket.__name__.endswith("_"):
         return filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
+    if all(one.name != "device" for one in func._schema.arguments):
+        return filled(torch.empty_like(args[0]), lambda stream, part: fill(stream, part, *args))
     like = args[0].device if isinstance(args[0], torch.Tensor) else None
     with torch._C._DisableTorchDispatch():  # on meta it draws nothing, which another mode would not know
         shaped = func(*args, **{**kwargs, **generator, "device": "meta"})

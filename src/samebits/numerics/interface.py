@@ -236,6 +236,9 @@ class Numerics(ABC):
         """A digest of each shard's results, fed in order or ``backwards``; empty if these numerics check none."""
         return {}
 
+    def try_together(self, module: nn.Module, batch: MicroBatch, alone: dict[int, bytes]) -> None:  # noqa: B027
+        """Choose how to run several shards, by a trial; ``alone`` is the fingerprint of each."""
+
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:  # noqa: ARG002
         """Descriptions of the operations that produce infinity or NaN from a batch; empty if unknown."""
         return []

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from samebits.errors import RefusedError
-from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.operations.reductions import divided
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ _ALIKE = "have all samples normalised by the same layers, or set train.numerics:
 _FEW = "make shards larger by a lower exact.shards or a larger train.global_batch_size, or set train.numerics: [fast]"
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """One normalisation of a shard: the buffers that follow it, how fast, and what they follow, (2, channels)."""
 
     mean: str
@@ -57,7 +58,7 @@ class RunningStatistics:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._calls: dict[int, list[_Call]] = {}
+        self._calls: dict[int, list[Call]] = {}
         self._form: _Form | None = None
         self.changes = 0
         """How often the model's buffers may have changed."""
@@ -67,10 +68,15 @@ class RunningStatistics:
         self._calls = {}
         self.changes += 1
 
-    def start(self, shard: int) -> list[_Call]:
+    def start(self, shard: int) -> list[Call]:
         """The list to which a pass over a shard adds its calls."""
         calls = self._calls[shard] = []
         return calls
+
+    def note(self, shards: Sequence[int], calls: Sequence[Call], found: Sequence[Tensor]) -> None:
+        """Add the calls of a pass over several shards; ``found`` has a row for each shard."""
+        for index, shard in enumerate(shards):
+            self._calls[shard] = [call._replace(found=rows[index]) for call, rows in zip(calls, found, strict=True)]
 
     def check(self, windows: Windows, device: torch.device) -> None:
         """Have a step refused, on all ranks, in which a shard was normalised in other places than before."""
@@ -114,7 +120,7 @@ class RunningStatistics:
                 buffers[call.counter].add_(1)
 
 
-def _form(calls: Sequence[_Call]) -> _Form:
+def _form(calls: Sequence[Call]) -> _Form:
     return tuple((call.mean, call.found.numel()) for call in calls)
 
 
@@ -124,7 +130,7 @@ class ShardNorms:
     Refusals are the engine's, which names the module.
     """
 
-    def __init__(self, model: nn.Module, engine: Engine, calls: list[_Call] | None = None) -> None:
+    def __init__(self, model: nn.Module, engine: Engine, calls: list[Call] | None = None) -> None:
         self._model, self._engine, self._calls = model, engine, calls
 
     @cached_property
@@ -158,9 +164,7 @@ class ShardNorms:
             assert running_var is not None
             shape = (1, -1, *(1,) * (x.dim() - 2))
             scale = (running_var + eps).rsqrt()
-            y = (x - running_mean.view(shape)) * scale.view(shape)
-            y = y if weight is None else y * weight.view(shape)
-            return y if bias is None else y + bias.view(shape)
+            return affine((x - running_mean.view(shape)) * scale.view(shape), weight, bias, axes=x.dim() - 2)
         if x.numel() == x.shape[1]:
             raise self._engine.refusal("it has one value for each channel of a shard, expected more", _FEW)
         rows = x.transpose(0, 1).reshape(1, x.shape[1], -1).contiguous()
@@ -200,7 +204,8 @@ class ShardNorms:
         samples, channels, count = rows.shape
         if running_mean is not None and running_var is not None:
             self._note(rows, running_mean, running_var, momentum)
-        return torch.native_group_norm(rows, weight, bias, samples, channels, count, channels, eps)[0]
+        y = torch.native_group_norm(rows, None, None, samples, channels, count, channels, eps)[0]
+        return affine(y, weight, bias, axes=1)
 
     def _note(self, rows: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
         """Add the mean over samples of the statistics of ``rows``, (samples, channels, values)."""
@@ -215,7 +220,7 @@ class ShardNorms:
             found = torch.stack([mean, variance]).mean(1)
         (mean_name, counts), (variance_name, _) = first, second
         counter = f"{mean_name.removesuffix('running_mean')}{_COUNT}" if counts else None
-        self._calls.append(_Call(mean_name, variance_name, counter, momentum, found))
+        self._calls.append(Call(mean_name, variance_name, counter, momentum, found))
 
 
 @contextmanager

@@ -69,9 +69,9 @@ def snap_groups(x: Tensor, outer: int, groups: int, bits: int) -> Tensor:
     return snap_(wide, shifter(top(x.reshape(outer, groups, -1), (0, 2)), bits)).view(x.shape)
 
 
-def samples_on_grids(x: Tensor, bits: int) -> Tensor:
-    """Images with a grid for each sample."""
-    return snap_groups(x.contiguous(), 1, max(x.shape[0], 1), bits)
+def samples_on_grids(x: Tensor, groups: int, bits: int) -> Tensor:
+    """Images with a grid for each group of channels of each sample."""
+    return snap_groups(x.contiguous(), 1, max(x.shape[0], 1) * groups, bits)
 
 
 def channels_on_grids(x: Tensor, bits: int) -> Tensor:

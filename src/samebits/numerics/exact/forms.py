@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,8 @@ from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from samebits.numerics.exact import of_shards
+from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_FIRST = {"input"}  # a name of PyTorch's for what forms get first
 _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 
 
@@ -38,12 +42,16 @@ class _Functions(TorchFunctionMode):
 class OneForm(_Functions):
     """Mode for a forward pass that computes certain functions by the same operations on every device.
 
-    ``norms`` computes those that join the samples of a batch.
+    ``norms`` computes those that join the samples of a batch. ``together``: several shards run in one pass.
     """
 
-    def __init__(self, engine: Engine, norms: ShardNorms) -> None:
+    def __init__(self, engine: Engine, norms: ShardNorms, *, together: bool = False) -> None:
         super().__init__(engine)
-        self._forms = {**_FORMS, **Recurrence(engine).forms()}
+        self._forms = {
+            **_FORMS,
+            **Recurrence(engine, together=together).forms(),
+            **(of_shards.FORMS if together else {}),
+        }
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
     def __torch_function__(
@@ -56,7 +64,10 @@ class OneForm(_Functions):
         if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, Entry._backward_cls):
             self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
             return args[0]
-        return self._forms.get(func, func)(*args, **(kwargs or {}))
+        form, kwargs = self._forms.get(func), kwargs or {}
+        if form is None:
+            return func(*args, **kwargs)
+        return form(*(kwargs.pop(name) for name in _FIRST & kwargs.keys()), *args, **kwargs)
 
 
 class GradientsUnread(_Functions):
@@ -71,12 +82,50 @@ class GradientsUnread(_Functions):
         return func(*args, **(kwargs or {}))
 
 
-def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """``F.rms_norm``. On a GPU, PyTorch's is a kernel with a gradient of its own."""
-    dims = tuple(range(-len(shape), 0))
+    dims = tuple(range(-len(normalized_shape), 0))
     mean = x.pow(2).mean(dims, keepdim=True)
     scaled = x.mul(mean.add(torch.finfo(x.dtype).eps if eps is None else eps).rsqrt())
     return scaled if weight is None else scaled.mul(weight)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear`` of rows. PyTorch's chooses between several products by the layout of ``x``."""
+    if x.dim() <= 2:
+        return F.linear(x, weight, bias)
+    y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    return y.view(*x.shape[:-1], *y.shape[1:])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *more: Any, **options: Any) -> Any:
+    """``F.multi_head_attention_forward`` of dense rows, for the sake of ``F.linear`` in it, which no mode sees."""
+    dense = {id(x): x.contiguous() for x in (query, key, value)}  # which of them are one says what is projected
+    query, key, value = (dense[id(x)] for x in (query, key, value))
+    return F.multi_head_attention_forward(query, key, value, *more, **options)
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    """``F.layer_norm``, with its parameters apart."""
+    return affine(torch.native_layer_norm(x, normalized_shape, None, None, eps)[0], weight, bias)
+
+
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """``F.group_norm``, with its parameters apart."""
+    count = math.prod(x.shape[2:])
+    y = torch.native_group_norm(x.contiguous(), None, None, x.shape[0], x.shape[1], count, num_groups, eps)[0]
+    return affine(y, weight, bias, axes=x.dim() - 2)
 
 
 def _grid_sample(
@@ -91,14 +140,60 @@ def _grid_sample(
     return sampler(x, grid, between, beyond, bool(align_corners))
 
 
-def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.bilinear`` by products. On a GPU, PyTorch's is a sum in an order of its own."""
-    z = torch.einsum("...i,oij,...j->...o", x, weight, y)
+    z = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return z if bias is None else z + bias
 
 
+def _reduced(losses: Tensor, size_average: bool | None, reduce: bool | None, reduction: str) -> Tensor:
+    """Losses, with their mean or sum apart. PyTorch's own divides elsewhere for several shards at once."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    return {"mean": losses.mean, "sum": losses.sum}.get(reduction, lambda: losses)()
+
+
+def _binary_cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """``F.binary_cross_entropy``."""
+    return _reduced(F.binary_cross_entropy(x, target, weight, reduction="none"), size_average, reduce, reduction)
+
+
+def _binary_cross_entropy_with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """``F.binary_cross_entropy_with_logits``, by logarithms of sigmoids."""
+    if x.shape != target.shape:
+        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({x.shape})")
+    likelihood = F.logsigmoid(x)
+    if pos_weight is not None:
+        likelihood = (target * (pos_weight - 1) + 1) * likelihood
+    losses = (1 - target) * x - likelihood
+    return _reduced(losses if weight is None else losses * weight, size_average, reduce, reduction)
+
+
 _FORMS: dict[Any, Callable[..., Any]] = {
+    F.binary_cross_entropy: _binary_cross_entropy,
+    F.binary_cross_entropy_with_logits: _binary_cross_entropy_with_logits,
     F.bilinear: _bilinear,
+    F.linear: _linear,
+    F.multi_head_attention_forward: _attention,
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
     F.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
     F.grid_sample: _grid_sample,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from torch.autograd.graph import _engine_run_backward
 from samebits.errors import RefusedError, few
 from samebits.models.nested import Nested, mapped, unbound
 from samebits.numerics.dispatch import module_paths, storage_of
+from samebits.numerics.exact import together
 from samebits.numerics.exact.ambient import guarded
-from samebits.numerics.exact.batch_norm import ShardNorms, counting_apart
+from samebits.numerics.exact.batch_norm import Call, ShardNorms, counting_apart
 from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.kept import Kept, bits
@@ -29,7 +31,7 @@ from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_O
 from samebits.numerics.interface import computed, logits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.numerics import ExactNumerics
 
@@ -65,7 +67,7 @@ class ExactModule(nn.Module):
         """Run the model on every shard as if it were alone."""
         if self._numerics.independent:
             return self._run_whole(inputs, shards, step)
-        return self._run_each(unbound((inputs, targets)), shards, step)
+        return self._run_shards((inputs, targets), shards, step)
 
     def _outputs(self, part: Part) -> Tensor:
         """The outputs for one shard, from copies, since forward may write to its input."""
@@ -81,52 +83,102 @@ class ExactModule(nn.Module):
             outputs = logits_of(self.model(batch))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
-    def _run_each(self, parts: Sequence[Part], shards: range, step: int) -> Tensor:
+    def _run_shards(self, part: Part, shards: range, step: int) -> Tensor:
         values = self._values()
         versions = {place: value._version for place, value in values.items()}
-        mode, kept = self.model.training, self._guarded(values)
+        mode = self.model.training
         if getattr(self, "_is_replica", False):  # its modules live for one step
             self._kept = {}
         self._require_kept(mode)
-        outputs = []
-        for shard, part in zip(shards, parts, strict=True):
-            engine = self._engine(step, [shard], kept)
-            calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
-            with self._entered(values), engine, OneForm(engine, ShardNorms(self.model, engine, calls)), guarded(engine):
-                outputs.append(self._outputs(part))
+        outputs = self._run_together(part, shards, step, values) if self._numerics.apart is None else None
+        if outputs is None:
+            outputs = self._run_each(unbound(part), shards, step, values)
         for place, value in values.items():
             if value._version != versions[place]:
                 raise written_in_forward(f"model.{place}")
         self._require_kept(mode)
+        return outputs
+
+    def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
+        outputs, kept = [], self._guarded(values)
+        for shard, part in zip(shards, parts, strict=True):
+            engine = self._engine(step, [shard], kept)
+            calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
+            norms = ShardNorms(self.model, engine, calls)
+            with self._entered(self._entries(values), values), engine, OneForm(engine, norms), guarded(engine):
+                outputs.append(self._outputs(part))
         return torch.stack(outputs)
 
+    def _run_together(self, part: Part, shards: range, step: int, values: dict[str, Tensor]) -> Tensor | None:
+        """``_run_each`` in passes over several shards; None if the model cannot run so."""
+        outputs, kept = [], self._guarded(values)
+        for here in together.passes(shards, values):
+            engine, calls = self._engine(step, here, kept), list[Call]()
+            entered = self._entries(values, here=len(here))
+            span = slice(here.start - shards.start, here.stop - shards.start)
+            with engine, guarded(engine):
+                try:
+                    found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls)
+                except Exception as error:  # noqa: BLE001 - alone, a shard raises it again if it is the model's own
+                    self._numerics.apart = together.why_apart(error)
+                    return None
+            outputs.append(found.outputs)
+            if torch.is_grad_enabled():
+                self._numerics.running.note(here, calls, found.noted)
+        return torch.cat(outputs)
+
+    def _vmapped(
+        self, part: Part, entered: dict[str, Tensor], engine: Engine, calls: list[Call] | None = None
+    ) -> together.Pass:
+        def compute(parameters: dict[str, Tensor], part: Part) -> Tensor:
+            with self._entered(parameters), OneForm(engine, ShardNorms(self.model, engine, calls), together=True):
+                return self._outputs(part)
+
+        return together.run(compute, entered, part, lambda: (call.found for call in calls or ()))
+
     def fingerprint(
-        self, parts: Sequence[Part], shards: range, step: int, slopes_of: SlopesOf, *, backwards: bool
+        self, part: Part, shards: range, step: int, slopes_of: SlopesOf, *, backwards: bool
     ) -> dict[int, bytes]:
         """A digest of each shard's outputs, gradients and number of draws; ``backwards`` feeds the last shard first.
 
         ``slopes_of`` returns the loss's gradients for the outputs of the shard at an index.
         """
-        fed = list(enumerate(zip(shards, parts, strict=True)))
+        fed = list(enumerate(zip(shards, unbound(part), strict=True)))
         values, before = self._values(), Kept(self.model)
         found, kept = {}, self._guarded(values)
-        for index, (shard, part) in reversed(fed) if backwards else fed:
-            digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
+        for index, (shard, one) in reversed(fed) if backwards else fed:
+            draws, entered = Draws(self._numerics.seed, step, [shard]), self._entries(values)
             engine = Engine(draws, kept=kept)
             norms = ShardNorms(self.model, engine)
-            with torch.enable_grad(), self._entered(values), engine, OneForm(engine, norms):
+            with torch.enable_grad(), self._entered(entered, values), engine, OneForm(engine, norms):
                 held = switches()
                 with guarded(engine):
-                    outputs = self._outputs(part)
+                    outputs = self._outputs(one)
                 if name := switched(held):  # checked before the backward pass, which may need its old value
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
-                grads = self._grads(outputs, slopes_of(index, outputs.detach()))
-            for tensor in (outputs, *(grad for grad in grads if grad is not None)):
-                digest.update(bits(tensor.cpu()))
-            found[shard] = digest.digest() + bytes(str(draws.count), "ascii")
+                grads = _grads(outputs, entered, slopes_of(index, outputs.detach()))
+            found[shard] = _digest(outputs, grads, draws)
         for name in before.changes():
             raise written_in_forward(name)
         return found
+
+    def fingerprint_together(self, part: Part, shards: range, step: int, slopes_of: SlopesOf) -> dict[int, bytes]:
+        """``fingerprint`` of one pass over all these shards. Raises whatever stands in the way of such a pass."""
+        values, trained = self._values(), {place: one.requires_grad for place, one in self._by_place()}
+        entered = {
+            place: value.expand(len(shards), *value.shape).requires_grad_(trained[place])
+            for place, value in values.items()
+        }
+        draws = Draws(self._numerics.seed, step, shards)
+        engine = Engine(draws, kept=self._guarded(values))
+        with torch.enable_grad(), engine, guarded(engine):
+            outputs = self._vmapped(part, entered, engine).outputs
+            slopes = [slopes_of(index, one) for index, one in enumerate(outputs.detach())]
+            grads = _grads(outputs, entered, torch.stack(slopes))
+        return {
+            shard: _digest(outputs[index], [None if grad is None else grad[index] for grad in grads], draws)
+            for index, shard in enumerate(shards)
+        }
 
     def survey(self, refusals: Refusals, part: Part, step: int, slopes_of: SlopesOf) -> None:
         """Note all refusals of the model's forward and backward pass over the first shard."""
@@ -168,15 +220,12 @@ class ExactModule(nn.Module):
         part: Part,
         slopes_of: Callable[[Tensor], Tensor],
     ) -> None:
-        with torch.enable_grad(), self._entered(values):
+        entered = self._entries(values)
+        with torch.enable_grad(), self._entered(entered, values):
             with forward, OneForm(forward, ShardNorms(self.model, forward)), guarded(forward):
                 outputs = self._outputs(part)
             with backward:
-                self._grads(outputs, slopes_of(outputs.detach()))
-
-    def _grads(self, outputs: Tensor, slopes: Tensor) -> tuple[Tensor | None, ...]:
-        entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]
-        return torch.autograd.grad(outputs, entered, slopes, allow_unused=True)
+                _grads(outputs, entered, slopes_of(outputs.detach()))
 
     def _values(self) -> dict[str, Tensor]:
         """Float32 values of the parameters, as the model sees them."""
@@ -219,32 +268,55 @@ class ExactModule(nn.Module):
         path, _, name = place.rpartition(".")
         return self.model.get_submodule(path), name
 
-    @contextmanager
-    def _entered(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Give the model float32 parameters whose gradients reach the float64 ones.
+    def _entries(self, values: dict[str, Tensor], here: int | None = None) -> dict[str, Tensor]:
+        """Float32 parameters whose gradients reach the float64 ones; with ``here`` once for each of so many shards.
 
-        Whatever it does with its batch, a shard's gradient is then a function of that shard alone, which is rounded to
-        a window on the way. So the float64 ones, ``DataParallel`` and ``DistributedDataParallel`` sum shards in any
-        order.
+        Whatever a model does with its batch, a shard's gradient is then a function of that shard alone, which is
+        rounded to a window on the way. So the float64 ones, ``DataParallel`` and ``DistributedDataParallel`` sum shards
+        in any order.
         """
-        originals = []
         windows, shards = self._numerics.windows, self._numerics.shards
+        return {
+            place: Entry.apply(parameter, values[place], windows, shards, place, here)  # type: ignore[no-untyped-call]
+            for place, parameter in self._by_place()
+        }
+
+    @contextmanager
+    def _entered(self, entered: dict[str, Tensor], values: dict[str, Tensor] | None = None) -> Iterator[None]:
+        """Give the model these parameters, which must keep the memory of ``values``, if they are given."""
+        originals = []
         for place, parameter in list(self._by_place()):
-            entered = Entry.apply(parameter, values[place], windows, shards, place)  # type: ignore[no-untyped-call]
             for owner, name in map(self._owner, self._ties[place]):
                 holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner.__dict__
                 originals.append((place, holder, name, parameter))
-                holder[name] = entered
+                holder[name] = entered[place]
         try:
             with counting_apart(self.model), flat_weights_entered(self.model) if self._recurs else nullcontext():
                 yield
             for place, holder, name, _ in originals:
                 now = holder.get(name)
-                if now is None or storage_of(now) != storage_of(values[place]):  # it, or its ``.data``, was assigned
+                same = now is entered[place] if values is None else _shares(now, values[place])
+                if not same:  # it, or its ``.data``, was assigned
                     raise written_in_forward(f"model.{place}")
         finally:
             for _, holder, name, parameter in originals:
                 holder[name] = parameter
+
+
+def _shares(now: Tensor | None, value: Tensor) -> bool:
+    return now is not None and storage_of(now) == storage_of(value)
+
+
+def _grads(outputs: Tensor, entered: dict[str, Tensor], slopes: Tensor) -> tuple[Tensor | None, ...]:
+    trained = [tensor for tensor in entered.values() if tensor.requires_grad]
+    return torch.autograd.grad(outputs, trained, slopes, allow_unused=True)
+
+
+def _digest(outputs: Tensor, grads: Iterable[Tensor | None], draws: Draws) -> bytes:
+    digest = hashlib.blake2b()
+    for tensor in (outputs, *(grad for grad in grads if grad is not None)):
+        digest.update(bits(tensor.cpu()))
+    return digest.digest() + bytes(str(draws.count), "ascii")
 
 
 def run_backward(loss: Tensor) -> None:

@@ -27,6 +27,7 @@ from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.switches import switched, switches
+from samebits.numerics.exact.together import SWITCH, UNTRIED, why_apart, why_apart_at_first
 from samebits.numerics.exact.windows import Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
@@ -75,6 +76,8 @@ class ExactNumerics(Numerics):
         self.replaced: dict[str, Tensor] = {}
         self.windows = Windows()
         self.running = RunningStatistics(shards)
+        self.apart: str | None = why_apart_at_first()
+        """Why a user's shards run one by one and not in one pass; None if they do."""
         self._model: nn.Module | None = None
 
     def take_data(self, loss: LossName, target_shape: tuple[int, ...] = ()) -> None:
@@ -182,14 +185,37 @@ class ExactNumerics(Numerics):
         if self.independent:
             return {}
         assert isinstance(module, ExactModule)
-        batch, parts, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
+        batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
         threads = torch.get_num_threads()
         if backwards and self._device.type == "cpu":
             torch.set_num_threads(3 - min(threads, 2))
         try:
-            return module.fingerprint(parts, batch.shards, batch.step, slopes_of, backwards=backwards)
+            return module.fingerprint(part, batch.shards, batch.step, slopes_of, backwards=backwards)
         finally:
             torch.set_num_threads(threads)
+
+    def try_together(self, module: nn.Module, batch: MicroBatch, alone: dict[int, bytes]) -> None:
+        """From now on run several shards in one pass, if each then has the fingerprint that it has alone.
+
+        Raises RefusedError: a shard has another one now, after steps of such passes.
+        """
+        if self.independent or self.apart not in (None, UNTRIED):
+            return
+        assert isinstance(module, ExactModule)
+        batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
+        try:
+            found = module.fingerprint_together(part, batch.shards, batch.step, slopes_of)
+        except Exception as error:  # noqa: BLE001 - alone, they have run
+            self.apart = why_apart(error)
+            return
+        unlike = [shard for shard, digest in alone.items() if found[shard] != digest]
+        if unlike and self.apart is None:
+            raise RefusedError(
+                f"shard {unlike[0]} gives other bits in one pass with others than alone, which it did not at first",
+                hint=f"train again with {SWITCH}=apart, which runs shards one by one",
+            )
+        self.apart = None
+        self.windows.apart |= bool(unlike)
 
     def survey(self, model: nn.Module, batch: MicroBatch, refusals: Refusals) -> None:
         """Note all refusals of a model that ``construction`` has built: its parts, and both passes over a shard."""
@@ -198,19 +224,19 @@ class ExactNumerics(Numerics):
         self._widen(model.float())
         module = self.module(model.to(self._device).train())
         assert isinstance(module, ExactModule)
-        batch, parts, slopes_of = self._by_shard(batch, 1)
-        module.survey(refusals, parts[0], batch.step, slopes_of)
+        batch, part, slopes_of = self._by_shard(batch, 1)
+        module.survey(refusals, unbound(part)[0], batch.step, slopes_of)
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:
         """See ``ExactModule.not_finite``. Empty for a built-in model."""
         if self.independent:
             return []
         assert isinstance(module, ExactModule)
-        batch, parts, slopes_of = self._by_shard(batch, len(batch.shards))
-        return module.not_finite(parts, batch.shards, batch.step, slopes_of)
+        batch, part, slopes_of = self._by_shard(batch, len(batch.shards))
+        return module.not_finite(unbound(part), batch.shards, batch.step, slopes_of)
 
-    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, list[Part], Callable[[int, Tensor], Tensor]]:
-        """The first ``most`` shards, their parts, and a function from outputs of one to the loss's gradients."""
+    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Part, Callable[[int, Tensor], Tensor]]:
+        """The first ``most`` shards; their part, (shards, samples, ...); and the loss's gradients for one's outputs."""
         batch = batch.head(most * (batch.rows // len(batch.shards)))
         inputs, targets = self._shards_of(batch)
 
@@ -219,7 +245,7 @@ class ExactNumerics(Numerics):
                 own = targets if self.own_loss else targets[index]  # of one's own, outputs are losses
                 return each_loss(outputs, own, self._kind)[1].view(outputs.shape)
 
-        return batch, unbound((inputs, targets if self.own_loss else None)), slopes_of
+        return batch, (inputs, targets if self.own_loss else None), slopes_of
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
@@ -250,7 +276,10 @@ class ExactNumerics(Numerics):
         """
         self.replaced.clear()  # the first step has shown that forward reads no replaced parameter
         self.running.check(self.windows, self._device)
-        if not self.windows.settle(all_reduce_max, self._device):
+        fits = self.windows.settle(all_reduce_max, self._device)
+        if self.windows.apart and self.apart is None:
+            self.apart = "in one pass some have other bits than alone"
+        if not fits:
             self.running.clear()
             return False
         if not self.independent:
@@ -283,7 +312,12 @@ class ExactNumerics(Numerics):
         lost, counted = self.windows.below()
         share = lost / counted if counted else 0.0
         compiled = self._device.type == "cpu" and library.chosen() is not None
-        return Arithmetic(steps_made_again=self.windows.widened, below_window=share, compiled_kernels=compiled)
+        return Arithmetic(
+            steps_made_again=self.windows.widened,
+            below_window=share,
+            compiled_kernels=compiled,
+            shards_apart=None if self.independent else self.apart,
+        )
 
     def reset(self, optimizer: ExactOptimizer) -> None:
         """Reset the optimizer and the windows."""

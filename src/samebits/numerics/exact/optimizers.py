@@ -20,7 +20,8 @@ from samebits.errors import RefusedError
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.engine import Engine
-from samebits.numerics.exact.grid import blocks, fixed_order_sum
+from samebits.numerics.exact.grid import blocks
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.portable.floats import PortableFloat, portable
 
 if TYPE_CHECKING:

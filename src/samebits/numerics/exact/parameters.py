@@ -95,19 +95,27 @@ def narrowed(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Entry(torch.autograd.Function):
-    """Passes a parameter's float32 value to the model, and its gradient, rounded to a window, back."""
+    """Passes a parameter's float32 value to the model, and its gradients, rounded to a window, back."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, value: Tensor, windows: Windows, shards: int, place: str) -> Tensor:  # noqa: ARG004
-        """The value, by which the model computes."""
-        ctx.windows, ctx.shards, ctx.place = windows, shards, place
-        return value.detach()
+    def forward(
+        ctx: Any,
+        parameter: Tensor,  # noqa: ARG004
+        value: Tensor,
+        windows: Windows,
+        shards: int,
+        place: str,
+        here: int | None,
+    ) -> Tensor:
+        """The value by which the model computes; with ``here`` once for each of so many shards, (here, ...)."""
+        ctx.windows, ctx.shards, ctx.place, ctx.here = windows, shards, place, here
+        return value.detach() if here is None else value.detach().expand(here, *value.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of one shard on the grid of all shards' sum."""
+        """The gradient of a shard, or the sum of those of several, on the grid of all shards' sum."""
         with below():
-            values = ctx.windows.round(f"{GRADIENTS_OF} {ctx.place}", grad, bits_of_sum(ctx.shards))
-            values = torch.zeros_like(grad, dtype=torch.float64) if values is None else values
-            return values, None, None, None, None
+            shards = grad.unsqueeze(0) if ctx.here is None else grad
+            total = ctx.windows.sum(f"{GRADIENTS_OF} {ctx.place}", shards, bits_of_sum(ctx.shards))
+            return total, None, None, None, None, None

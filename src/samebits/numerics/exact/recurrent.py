@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from samebits.numerics.exact import of_shards
 from samebits.numerics.exact.cells import GRU, LSTM, RELU, TANH, Cell
 from samebits.numerics.exact.engine import below
-from samebits.numerics.exact.grid import bits_of_products, exact_matmul, snap, snap_rows
+from samebits.numerics.exact.grid import bits_of_products, snap, snap_rows
+from samebits.numerics.exact.of_shards import are_shared, first
+from samebits.numerics.exact.operations.registry import bits_for
+from samebits.numerics.exact.products import exact_matmul, products_of_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +38,18 @@ class _Steps(torch.autograd.Function):
 
     ``sizes`` are the samples of each step, of which the first have more steps than the last. Shapes: x (rows, gates),
     states (samples, width), weight (gates, width), bias (gates), projection (shown, width); outputs (rows, shown), and
-    the last states.
+    the last states. With ``shards`` each row is followed by that of every other shard, and weight, bias and projection,
+    which all share, have an axis of shards in front.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, cell: Cell, sizes: Sequence[int], back: bool, x: Tensor, weight: Tensor, bias: Tensor | None,
-        projection: Tensor | None, *states: Tensor,
+        ctx: Any, cell: Cell, sizes: Sequence[int], back: bool, shards: int | None, x: Tensor, weight: Tensor,
+        bias: Tensor | None, projection: Tensor | None, *states: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        if shards is not None:
+            sizes, weight = [samples * shards for samples in sizes], weight[0]
+            bias, projection = (None if one is None else one[0] for one in (bias, projection))
         with below():
             steps = _slices(sizes, back=back)
             bits = bits_of_products(weight.shape[1])
@@ -71,7 +79,7 @@ class _Steps(torch.autograd.Function):
                 outputs[rows] = after[0]
                 after[0] = outputs[rows].to(torch.float64)
                 now = [torch.cat([new, old[samples:]]) for new, old in zip(after, now, strict=True)]
-            ctx.cell, ctx.steps, ctx.bias = cell, steps, bias is not None
+            ctx.cell, ctx.steps, ctx.bias, ctx.shards = cell, steps, bias is not None, shards
             ctx.save_for_backward(weight, projection, wholes, *befores[0], *saved)
             return outputs, *(state.to(torch.float32) for state in now)
 
@@ -104,10 +112,10 @@ class _Steps(torch.autograd.Function):
                 earlier[0] = through if earlier[0] is None else earlier[0].add_(through)
                 now = [torch.cat([new, old[samples:]]) for new, old in zip(earlier, now, strict=True)]  # type: ignore[list-item]
             of_states = [one.to(torch.float32) for one in now]
-        of_weight = of_gates[-1].mT.mm(befores[0])
-        of_bias = of_gates[-1].sum(0) if ctx.bias else None
-        of_projection = None if projection is None else of_shown.mT.mm(wholes)
-        return None, None, None, of_gates[0], of_weight, of_bias, of_projection, *of_states
+        of_weight = _products(of_gates[-1], befores[0], ctx.shards)
+        of_bias = _by_shard(of_gates[-1], ctx.shards).sum(-2) if ctx.bias else None
+        of_projection = None if projection is None else _products(of_shown, wholes, ctx.shards)
+        return None, None, None, None, of_gates[0], of_weight, of_bias, of_projection, *of_states
 
 
 def _slices(sizes: Sequence[int], *, back: bool) -> list[tuple[slice, int]]:
@@ -119,11 +127,64 @@ def _slices(sizes: Sequence[int], *, back: bool) -> list[tuple[slice, int]]:
     return steps[::-1] if back else steps
 
 
-class Recurrence:
-    """PyTorch's functions of recurrent layers and cells, in a pass of ``engine``, which refuses what they cannot do."""
+def _by_shard(rows: Tensor, shards: int | None) -> Tensor:
+    """Rows, or with ``shards`` those of each, (shards, rows, width)."""
+    return rows if shards is None else rows.view(-1, shards, rows.shape[1]).transpose(0, 1).contiguous()
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+
+def _products(left: Tensor, right: Tensor, shards: int | None) -> Tensor:
+    """``left.mT @ right``, with ``shards`` of each alone."""
+    one, other = _by_shard(left, shards), _by_shard(right, shards)
+    if shards is None:
+        return one.mT.mm(other)
+    with below():
+        return products_of_shards(one, other, bits_for(one.shape[1]))
+
+
+class _StepsOfShards(torch.autograd.Function):
+    """``_Steps`` under ``torch.func.vmap``: the rows of all shards belong to one sequence."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        """Without an axis of shards there is no parameter, and so no gradient."""
+        return _steps(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], cell: Cell, sizes: Sequence[int], back: bool, _: None,
+        *tensors: Tensor | None,
+    ) -> tuple[tuple[Tensor, ...], int]:  # fmt: skip
+        """Outputs and last states with the axis of shards behind that of rows or samples, and its place."""
+        shards = info.batch_size
+        given = [None if x is None else first(x, dim, shards) for x, dim in zip(tensors, in_dims[4:], strict=True)]
+        shared, rows = given[1:4], [one for one in (given[0], *given[4:]) if one is not None]
+        if not all(one is None or are_shared(one) for one in shared):
+            each = (
+                _steps(cell, sizes, back, None, *(None if x is None else x[i] for x in given)) for i in range(shards)
+            )
+            return tuple(torch.stack(parts, 1) for parts in zip(*each, strict=True)), 1
+        x, *states = (one.transpose(0, 1).flatten(0, 1) for one in rows)
+        found = _steps(cell, sizes, back, shards, x, *shared, *states)
+        return tuple(one.view(-1, shards, one.shape[1]) for one in found), 1
+
+
+def _steps(*arguments: Any) -> tuple[Tensor, ...]:
+    results: tuple[Tensor, ...] = _Steps.apply(*arguments)  # type: ignore[no-untyped-call]
+    return results
+
+
+class Recurrence:
+    """PyTorch's functions of recurrent layers and cells, in a pass of ``engine``, which refuses what they cannot do.
+
+    ``together``: several shards run in one pass.
+    """
+
+    def __init__(self, engine: Engine, *, together: bool = False) -> None:
+        self._engine, self._together = engine, together
 
     def forms(self) -> dict[Any, Callable[..., Any]]:
         """The functions by those that they replace."""
@@ -183,10 +244,12 @@ class Recurrence:
         for tensor in (rows, *weights, *states):
             if tensor.dtype != torch.float32:
                 raise self._engine.refusal(f"{tensor.dtype} has no exact version", _HINT)
-        x = F.linear(rows, weights[0], weights[2] if biases else None)
+        linear = of_shards.linear if self._together else F.linear
+        x = linear(rows, weights[0], weights[2] if biases else None)
         bias, projection = weights[3] if biases else None, weights[-1] if len(weights) % 2 else None
-        result: tuple[Tensor, ...] = _Steps.apply(cell, sizes, back, x, weights[1], bias, projection, *states)  # type: ignore[no-untyped-call]
-        return result
+        run = _StepsOfShards.apply if self._together else _Steps.apply
+        results: tuple[Tensor, ...] = run(cell, sizes, back, None, x, weights[1], bias, projection, *states)  # type: ignore[no-untyped-call]
+        return results
 
 
 @contextmanager

@@ -35,10 +35,10 @@ from samebits.numerics.exact.grid import (
     bits_of_sum,
     blocks,
     largest,
-    product_of_rows,
     shifter,
     top_of_magnitude,
 )
+from samebits.numerics.exact.products import product_of_rows
 from samebits.numerics.exact.unfolding import Geometry
 from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF
 
@@ -213,7 +213,7 @@ class _Convolution(Function):
         with below():
             bits = _checked(bits_of_products(layout.terms(weight)), "its kernels join more than 2**21 numbers", place)
             rounded = scope.rounded.rounded(place, weight, bits)
-            y = convolved(samples_on_grids(x, bits), rounded, layout)
+            y = convolved(samples_on_grids(x, layout.groups, bits), rounded, layout)
             if bias is not None:
                 y.add_(bias.view(-1, 1, 1))
             ctx.save_for_backward(x, rounded)
@@ -228,7 +228,9 @@ class _Convolution(Function):
         with below():
             grad_x = None
             if ctx.needs_input_grad[0]:
-                grad_x = gradient_of_images(samples_on_grids(grad, ctx.bits), x.shape, rounded, layout).to(x.dtype)
+                grad_x = gradient_of_images(
+                    samples_on_grids(grad, layout.groups, ctx.bits), x.shape, rounded, layout
+                ).to(x.dtype)
             bits = _bits_of_gradient(ctx.scope.global_batch * math.prod(grad.shape[2:]), place)
             inputs = windows.round(f"{INPUTS_OF} {place}", x, bits)
             grads = windows.round(f"{GRADIENTS_AT} {place}", grad, bits)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
-from samebits.numerics.exact.grid import largest, products_of_columns, shift_of, snapped, top_of_magnitude
+from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
+from samebits.numerics.exact.products import products_of_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +48,8 @@ class Windows:
 
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: list[str] = []
+        self.apart = False
+        """Whether shards of some rank have other bits in one pass than alone. ``settle`` makes ranks agree on it."""
         self.expect(places)
         self.clear()
 
@@ -81,6 +84,15 @@ class Windows:
             nonzero = x != 0
             self._passing.append(torch.stack([(nonzero & (values == 0)).sum(), nonzero.sum()]))
         return values
+
+    def sum(self, place: str, x: Tensor, bits: int) -> Tensor:
+        """The sum over the first axis of ``x``, rounded as in ``round``; zeros if no window is agreed yet."""
+        if place in self.tops and self._steps % COUNT_EVERY:
+            total, size = snapped_sum(x, shift_of(self.tops[place], bits))
+            self._seen.setdefault(place, []).append(size)
+            return total
+        values = self.round(place, x, bits)
+        return torch.zeros_like(x[0], dtype=torch.float64) if values is None else values.sum(0)
 
     def products(self, places: tuple[str, str], left: Tensor, right: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """``left.T @ right`` and ``left.sum(0)`` in float64, each factor rounded to ``bits`` bits of its window.
@@ -118,10 +130,11 @@ class Windows:
         told = [
             *(here.get(place, unseen) for place in self._places),
             torch.full_like(unseen, self._missing),
+            torch.full_like(unseen, self.apart),
             torch.stack(wrong).amax() if wrong else torch.zeros_like(unseen),
         ]
         self._seen.clear()
-        *agreed, missing, refused = largest_of_all(torch.stack(told)).tolist()
+        *agreed, missing, apart, refused = largest_of_all(torch.stack(told)).tolist()
         if refused:
             here_refused = (refusal for refusal, flag in deferred if flag)
             raise next(here_refused, CollectiveError("another rank has refused the step", hint="see what it says"))
@@ -131,7 +144,8 @@ class Windows:
                 f"{few(beyond, 1)}: infinite or not a number, so there is no exact sum over the batch",
                 hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
             )
-        fits = not missing
+        fits = not missing and bool(apart) == self.apart
+        self.apart = bool(apart)
         for place, top in tops.items():
             if place not in self.tops or top > self.tops[place]:
                 fits = False

@@ -13,10 +13,12 @@ from samebits.numerics.exact import cells, losses, optimizers
 from samebits.numerics.exact.compiled import build
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, use, using
 from samebits.numerics.exact.convolution import snap_groups
-from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
+from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
+from samebits.numerics.exact.products import products_of_shards, rounded_matmul
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ def _of_grids() -> Iterable[Tensor]:
     yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, _CPU).view(-1, 30), 20), snap(x, 0, 20))
     yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
     yield snap_rows(x.repeat(40, 1), 20)  # by several threads, if there are any
-    yield from (*snapped(x, 3 * 2.0**40), rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias))
+    yield from (*snapped(x, 3 * 2.0**40), *snapped_sum(x.view(5, 6, _WIDTH), 3 * 2.0**40))
+    yield products_of_shards(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20)
+    yield rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias)
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
     yield from (fixed_order_sum(wide, dims) for dims in ((0,), (1,), (2,), (0, 2), (0, 1, 2)))
 

@@ -282,6 +282,7 @@ INLINE double halved(double *restrict x, i64 count) {
 }
 
 #define COLUMNS 32
+#define BLOCK 1024
 struct sum { const double *x; double *y; i64 count, inner; };
 static void sum_rows(const void *arguments, i64 first, i64 last) {
     const struct sum *s = arguments;
@@ -400,12 +401,18 @@ API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width
     share(snap_columns_rows, &s, outer * ((width + COLUMNS - 1) / COLUMNS), outer * count * width, threads);
 }
 
+/* Let a number that threads share be at least one whose bits these are. */
+static void raise_to(float *number, int32_t bits) {
+    int32_t *shared = (int32_t *)number, known = __atomic_load_n(shared, __ATOMIC_RELAXED);
+    while (bits > known && !__atomic_compare_exchange_n(shared, &known, bits, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
 struct snap_to { const float *x; double *y; float *largest; double shift; };
 static void snap_to_rows(const void *arguments, i64 first, i64 last) {
     const struct snap_to *s = arguments;
     const float *restrict x = s->x;
     double *restrict y = s->y, shift = s->shift;
-    int32_t most = 0, *largest = (int32_t *)s->largest, known;
+    int32_t most = 0;
     for (i64 i = first; i < last; i++) {
         int32_t size;
         memcpy(&size, x + i, 4);
@@ -413,13 +420,41 @@ static void snap_to_rows(const void *arguments, i64 first, i64 last) {
         most = size > most ? size : most;
         y[i] = (double)x[i] + shift - shift;
     }
-    known = __atomic_load_n(largest, __ATOMIC_RELAXED);
-    while (most > known && !__atomic_compare_exchange_n(largest, &known, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    raise_to(s->largest, most);
 }
 API void snap_to(const float *x, double *y, float *largest, i64 n, double shift, unsigned threads) {
     struct snap_to s = {x, y, largest, shift};
     *largest = 0;
     share(snap_to_rows, &s, n, n, threads);
+}
+
+/* The sum of rows that are rounded to one grid, where no sum of a column has a negative zero. */
+struct snap_sum { const float *x; double *y; float *largest; double shift; i64 rows, width; };
+static void snap_sum_columns(const void *arguments, i64 first, i64 last) {
+    const struct snap_sum *s = arguments;
+    double shift = s->shift;
+    int32_t most = 0;
+    for (i64 start = first; start < last; start += BLOCK) {
+        i64 count = last - start < BLOCK ? last - start : BLOCK;
+        double *restrict y = s->y + start;
+        for (i64 i = 0; i < count; i++) y[i] = 0.0;
+        for (i64 row = 0; row < s->rows; row++) {
+            const float *restrict x = s->x + row * s->width + start;
+            for (i64 i = 0; i < count; i++) {
+                int32_t size;
+                memcpy(&size, x + i, 4);
+                size &= INT32_MAX;
+                most = size > most ? size : most;
+                y[i] += (double)x[i] + shift - shift;
+            }
+        }
+    }
+    raise_to(s->largest, most);
+}
+API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 width, double shift, unsigned threads) {
+    struct snap_sum s = {x, y, largest, shift, rows, width};
+    *largest = 0;
+    share(snap_sum_columns, &s, width, rows * width, threads);
 }
 
 /* Products of factors on grids, without negative zeros, plus a bias, rounded once. */

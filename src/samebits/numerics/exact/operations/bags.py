@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.indexing import index_add, index_reduce, scatter_add
 from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

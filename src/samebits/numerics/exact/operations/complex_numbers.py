@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import matmul
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
+from samebits.numerics.exact.products import matmul
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.grid import (
-    fixed_order_sum,
-    matmul,
-    on_grids,
-    rounded_matmul,
-)
 from samebits.numerics.exact.operations import complex_numbers
+from samebits.numerics.exact.operations.reductions import total
 from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact
+from samebits.numerics.exact.products import matmul, on_grids, rounded_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,24 +83,19 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 @exact(aten.addmm, aten.baddbmm)
 def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """``beta * c + alpha * (a @ b)``: the product is rounded to float32, and then the sum.
+    """``beta * c + alpha * (a @ b)``, each step rounded to float32.
 
-    For other layouts of its arguments PyTorch runs two operations, whose result is the same.
+    For other layouts of its arguments, and for several shards at once, PyTorch runs the steps one by one.
     """
-    if alpha == 1 and a.is_floating_point():
-        return _plus(_rounded(a, b), c, beta)
-    return _added(_product(a, b), c, beta, alpha)
-
-
-def _plus(product: Tensor, c: Tensor, beta: Number) -> Tensor:
-    check_float32(c)
-    return product.add(c if beta == 1 else c.mul(beta)) if beta else product
+    return _added(_rounded(a, b), c, beta, alpha)
 
 
 def _added(product: Tensor, c: Tensor, beta: Number, alpha: Number) -> Tensor:
     if not product.is_floating_point():
         return product.mul_(int(alpha)).add_(c.mul(int(beta)))
-    return _plus((product if alpha == 1 else product.mul_(alpha)).to(torch.float32), c, beta)
+    check_float32(c)
+    product = product if alpha == 1 else product.mul(alpha)
+    return product.add(c if beta == 1 else c.mul(beta)) if beta else product
 
 
 @exact(aten.addmv)
@@ -116,10 +107,12 @@ def addmv(c: Tensor, a: Tensor, x: Tensor, *, beta: Number = 1, alpha: Number = 
 @exact(aten.addbmm)
 def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * c + alpha * (a @ b).sum(0)``, rounded as in ``addmm``."""
-    return _added(fixed_order_sum(_product(a, b), (0,)).squeeze(0), c, beta, alpha)
+    return _added(total(mm(a, b), 0), c, beta, alpha)
 
 
 @exact(aten.addr)
 def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * c + alpha * outer(x, y)``, rounded as in ``addmm``."""
-    return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
+    check_float32(x)
+    check_float32(y)
+    return _added(x.unsqueeze(1).mul(y), c, beta, alpha)

@@ -1,4 +1,7 @@
-"""Convolutions: each sample has a grid, and so have the kernels; sums of products are rounded to float32 once."""
+"""Convolutions: a grid for each group of a sample, and of kernels; sums of products are rounded to float32 once.
+
+A bias is added after that, as PyTorch does it for several shards at once.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from samebits.numerics.exact.convolution import (
     snap_groups,
     terms_of_kernels,
 )
-from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +44,9 @@ def _layout_of(x: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Layout:
     return layout
 
 
-def _on_one_grid(weight: Tensor, bits: int) -> Tensor:
-    return snap_groups(weight.contiguous(), 1, 1, bits)
+def _kernels_on_grids(weight: Tensor, groups: int, bits: int) -> Tensor:
+    """Kernels with a grid for each group."""
+    return snap_groups(weight.contiguous(), 1, groups, bits)
 
 
 @exact(aten.convolution)
@@ -56,10 +60,9 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
     """
     layout = _layout_of(x, weight, settings)
     bits = _bits(layout.terms(weight), x, weight)
-    y = convolved(samples_on_grids(x, bits), _on_one_grid(weight, bits), layout)
-    if bias is not None:
-        y = y.add_(wide(bias).view(-1, *(1 for _ in x.shape[2:])))
-    return y.to(x.dtype).contiguous()
+    y = convolved(samples_on_grids(x, layout.groups, bits), _kernels_on_grids(weight, layout.groups, bits), layout)
+    y = y.to(x.dtype).contiguous()
+    return y if bias is None else y.add_(bias.view(-1, *(1 for _ in x.shape[2:])))
 
 
 @exact(aten.convolution_backward)
@@ -72,17 +75,27 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias; the last of ``settings`` is the mask of those to compute."""
     *forward_settings, wanted = settings
-    layout = _layout_of(x, weight, tuple(forward_settings))
-    grad_x = grad_weight = grad_bias = None
-    if wanted[0]:
-        bits = _bits(layout.terms(weight), grad, weight)
-        images = gradient_of_images(samples_on_grids(grad, bits), x.shape, _on_one_grid(weight, bits), layout)
-        grad_x = images.to(x.dtype).contiguous()
-    if wanted[1]:
-        bits = _bits(terms_of_kernels(grad, x, layout), grad, x)
-        kernels = gradient_of_kernels(channels_on_grids(grad, bits), channels_on_grids(x, bits), weight.shape, layout)
-        grad_weight = kernels.to(weight.dtype)
+    layout, grad_bias = _layout_of(x, weight, tuple(forward_settings)), None
     if wanted[2]:
         dims = (0, *range(2, grad.dim()))
         grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
-    return grad_x, grad_weight, grad_bias
+    return (
+        images_gradient(grad, x.shape, weight, layout) if wanted[0] else None,
+        kernels_gradient(grad, x, weight.shape, layout) if wanted[1] else None,
+        grad_bias,
+    )
+
+
+def images_gradient(grad: Tensor, shape: torch.Size, weight: Tensor, layout: Layout) -> Tensor:
+    """The gradient of images of a shape, in float32."""
+    bits = _bits(layout.terms(weight), grad, weight)
+    kernels = _kernels_on_grids(weight, layout.groups, bits)
+    images = gradient_of_images(samples_on_grids(grad, layout.groups, bits), shape, kernels, layout)
+    return images.to(grad.dtype).contiguous()
+
+
+def kernels_gradient(grad: Tensor, x: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
+    """The gradient of kernels of a shape, in float32."""
+    bits = _bits(terms_of_kernels(grad, x, layout), grad, x)
+    kernels = gradient_of_kernels(channels_on_grids(grad, bits), channels_on_grids(x, bits), shape, layout)
+    return kernels.to(grad.dtype)

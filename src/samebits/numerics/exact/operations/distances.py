@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.grid import blocks, fixed_order_sum
+from samebits.numerics.exact.grid import blocks
 from samebits.numerics.exact.operations.indexing import index_add
 from samebits.numerics.exact.operations.reductions import norm_of, power_of
 from samebits.numerics.exact.operations.registry import exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.reductions import norm_of
 from samebits.numerics.exact.operations.registry import exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

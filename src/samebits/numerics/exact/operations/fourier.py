@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import matmul_along
 from samebits.numerics.exact.operations.complex_numbers import is_complex, joined, parts
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact
+from samebits.numerics.exact.products import matmul_along
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
-from samebits.numerics.exact.operations.reductions import or_not_finite, terms_of
+from samebits.numerics.exact.grid import MANTISSA, shifter, snap_, top_of_magnitude
+from samebits.numerics.exact.operations.reductions import or_not_finite
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, refused_if, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 aten = torch.ops.aten
@@ -22,31 +20,63 @@ _MOST = 2**31 - 1
 _TWICE = "values are put into one place twice, and which one stays is not fixed"
 
 
-def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: tuple[int, ...]) -> Tensor:
-    """Sums by ``put``, which adds its second argument into its first; integers need no grid.
+class _Slices(NamedTuple):
+    """Slices of an axis: term number i belongs to slice ``places[i]``."""
 
-    Elements that differ only in the axes ``lanes`` may meet in one sum, so they share a grid. Elements that get no term
-    stay as they are.
+    dim: int
+    places: Tensor
+
+    def add(self, x: Tensor, terms: Tensor) -> Tensor:
+        """Add terms to their places in ``x``."""
+        return x.index_add_(self.dim, self.places, terms)
+
+    def join_largest(self, x: Tensor, terms: Tensor) -> Tensor:
+        """Give each place in ``x`` the largest of itself and its terms."""
+        shape = [-1 if axis == self.dim % x.dim() else 1 for axis in range(x.dim())]
+        return x.scatter_reduce_(self.dim, self.places.view(shape).expand_as(terms), terms, "amax")
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the place of each term holds."""
+        return x.index_select(self.dim, self.places)
+
+
+class _Elements(NamedTuple):
+    """Elements of lines along an axis: each term has its own index, of the same shape."""
+
+    dim: int
+    places: Tensor
+
+    def add(self, x: Tensor, terms: Tensor) -> Tensor:
+        """Add terms to their places in ``x``."""
+        return x.scatter_add_(self.dim, self.places, terms)
+
+    def join_largest(self, x: Tensor, terms: Tensor) -> Tensor:
+        """Give each place in ``x`` the largest of itself and its terms."""
+        return x.scatter_reduce_(self.dim, self.places, terms, "amax")
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the place of each term holds."""
+        return x.gather(self.dim, self.places)
+
+
+def _accumulated(x: Tensor, source: Tensor, places: _Slices | _Elements) -> Tensor:
+    """``x`` with terms added at places; integers need no grid.
+
+    Each place has a grid of its own, that of the terms that meet there: so it does not matter what else is in the
+    tensors. A place that gets no term stays as it is.
     """
     if not x.is_floating_point() and not x.is_complex():
-        return put(x.clone(), source)
+        return places.add(x.clone(), source)
     base, terms = wide(x), wide(source)
-    touched = put(torch.zeros_like(base), torch.ones_like(terms)) > 0
-    base_known = torch.where(touched & base.isfinite(), base, 0.0)
+    count = places.add(torch.zeros_like(base), torch.ones_like(terms))
+    base_known = torch.where(base.isfinite(), base, 0.0)
     terms_known = torch.where(terms.isfinite(), terms, 0.0)
-    size = torch.maximum(_largest(base_known, lanes), _largest(terms_known, lanes))
-    shift = shifter(top_of_magnitude(size), bits_of_sum(terms_of(base, lanes) + terms_of(terms, lanes)))
-    finite = put(snap_(base_known, shift), snap_(terms_known, shift))
-    infinite = put(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
-    return torch.where(touched, or_not_finite(finite, infinite), base).to(x.dtype)
-
-
-def _largest(x: Tensor, lanes: tuple[int, ...]) -> Tensor:
-    """The largest magnitude of each lane, with ``lanes`` kept as axes of size 1."""
-    if x.numel():
-        return x.abs().amax(lanes, keepdim=True)
-    shape = [1 if d in {lane % x.dim() for lane in lanes} else n for d, n in enumerate(x.shape)]
-    return x.new_zeros(shape)
+    size = places.join_largest(base_known.abs(), terms_known.abs())
+    room = top_of_magnitude(count)  # bits of the number of numbers that meet: terms, and what was there
+    shift = shifter(top_of_magnitude(size) + room, MANTISSA)
+    finite = places.add(snap_(base_known, shift), snap_(terms_known, places.read(shift)))
+    infinite = places.add(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
+    return torch.where(count > 0, or_not_finite(finite, infinite), base).to(x.dtype)
 
 
 @exact(aten.embedding_dense_backward)
@@ -63,14 +93,14 @@ def embedding_dense_backward(
     flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), 0.0, rows)
-    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, lambda a, b: a.index_add_(0, flat, b), (0,))
+    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, _Slices(0, flat))
 
 
 @exact(aten.index_add)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """``x`` with ``alpha * source`` added to the slices of ``dim`` that ``index`` names."""
     terms = source if alpha == 1 else source.mul(alpha)
-    return _accumulated(x, terms, lambda a, b: a.index_add_(dim, index, b), (dim,))
+    return _accumulated(x, terms, _Slices(dim, index))
 
 
 @exact(aten.scatter_add)
@@ -81,24 +111,16 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() == 0:
         return scatter_add(x.view(1), 0, index.view(-1), source.view(-1)).view(())
     part = source[tuple(slice(n) for n in index.shape)]
-    across = [d for d in range(x.dim()) if d != dim % x.dim()]
-    narrower = any(x.shape[d] != part.shape[d] for d in across)  # then terms of one sum come from several lines
-    lanes = tuple(range(x.dim())) if narrower else (dim,)
-    return _accumulated(x, part, lambda a, b: a.scatter_add_(dim, index, b), lanes)
+    return _accumulated(x, part, _Elements(dim, index))
 
 
 @exact(aten.index_put, aten._index_put_impl)
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *_: bool) -> Tensor:
     """``x`` with ``values`` added at places, or put into places that must differ."""
     if accumulate:
-        like = values.expand(x[_places(indices)].shape)
-        total = _accumulated(
-            x.reshape(-1),
-            like.reshape(-1),
-            lambda a, b: aten.index_put_(a.view(x.shape), indices, b.view(like.shape), True).view(-1),
-            (0,),
-        )
-        return total.view(x.shape)
+        place = torch.arange(x.numel(), device=x.device).view(x.shape)[_places(indices)]
+        terms = values.expand(place.shape).reshape(-1)
+        return _accumulated(x.reshape(-1), terms, _Elements(0, place.reshape(-1))).view(x.shape)
     result: Tensor = aten.index_put(x, indices, values)
     return result
 

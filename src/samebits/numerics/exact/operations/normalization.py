@@ -9,9 +9,9 @@ import torch
 
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.compiled.library import compiled, takes, threads
-from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.reductions import divided, moments, norm_of
 from samebits.numerics.exact.operations.registry import exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,16 @@ def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.d
     values = wide(grad)
     total = fixed_order_sum(values, (dim,))
     return values.sub_(elementary.exp(wide(y)).mul_(total)).to(input_dtype)
+
+
+def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int = 0) -> Tensor:
+    """``x * weight + bias``, where ``x`` has ``axes`` more axes behind those of the parameters; two roundings.
+
+    It follows a norm without parameters, as PyTorch does it for several shards at once.
+    """
+    around = (1,) * axes
+    x = x if weight is None else x.mul(weight.view(*weight.shape, *around))
+    return x if bias is None else x.add(bias.view(*bias.shape, *around))
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -307,11 +307,19 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
 
 
 @exact(aten._to_copy)
-def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool = False, **options: Any) -> Tensor:  # noqa: ARG001
+def to_copy(
+    x: Tensor | Number,
+    *,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,  # noqa: ARG001
+    **options: Any,
+) -> Tensor:
     """``x`` in another type, on another device or in another layout.
 
     The copy blocks: a read before its end would give old values.
     """
+    if not isinstance(x, torch.Tensor):  # as ``torch.func.vmap`` gives a number that meets a tensor
+        return torch.tensor(x, dtype=dtype)
     converted: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
     return converted
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
 from samebits.numerics.exact.operations.registry import EXACT, check_float32, wide
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:

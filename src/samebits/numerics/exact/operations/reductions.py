@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, halved, power_of_two, shifter, snap_, top
+from samebits.numerics.exact.grid import bits_of_sum, power_of_two, shifter, snap_, top
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.pointwise import enter_extreme, positive_zero, to_fit
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
+from samebits.numerics.exact.sums import fixed_order_sum, halved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.numerics.exact.grid import matmul_along
 from samebits.numerics.exact.operations.registry import EXACT, check_float32
+from samebits.numerics.exact.products import matmul_along
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import exact_matmul, fixed_order_sum, matmul
 from samebits.numerics.exact.operations import EXACT
 from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.products import exact_matmul, matmul
 from samebits.numerics.exact.self_test.numbers import (
     bits_of_factors,
     doubles,
@@ -30,6 +30,7 @@ from samebits.numerics.exact.self_test.numbers import (
     usual_floats,
     words,
 )
+from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.tables import Table
 from samebits.portable import elementary as of_the_host
 from samebits.portable.random import Stream

@@ -1,0 +1,231 @@
+"""Functions of several shards at once that share a parameter: it is rounded once, and all shards' rows are one product.
+
+They give the bits of the operations that ``torch.func.vmap`` would run, and stand in for PyTorch's functions there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from samebits.numerics.exact.convolution import Layout
+from samebits.numerics.exact.engine import below
+from samebits.numerics.exact.grid import snap, snap_rows
+from samebits.numerics.exact.operations.convolutions import convolution, images_gradient, kernels_gradient
+from samebits.numerics.exact.operations.indexing import embedding_dense_backward
+from samebits.numerics.exact.operations.registry import bits_for
+from samebits.numerics.exact.products import on_grids, product_of_rows, products_of_shards, rounded_matmul
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+aten = torch.ops.aten
+Function = torch.autograd.Function
+
+
+def are_shared(parameter: Tensor) -> bool:
+    """Whether all shards, on the first axis, have the same memory."""
+    return len(parameter) == 1 or parameter.stride(0) == 0
+
+
+class _Linear(Function):
+    """``F.linear`` without a bias: (shards, ..., inputs) and (shards, outputs, inputs) to (shards, ..., outputs)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with below():
+            return _times(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        with below():
+            if ctx.needs_input_grad[0]:
+                grad_x = _times(grad, weight.mT)
+            if ctx.needs_input_grad[1]:
+                grads, rows = _rows(grad), _rows(x)
+                grad_weight = products_of_shards(grads, rows, bits_for(rows.shape[1]))
+        return grad_x, grad_weight
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows of ``x`` (shards, ..., terms) times a matrix (shards, outputs, terms), rounded to float32 once."""
+    bits = bits_for(x.shape[-1])
+    if are_shared(weight):
+        one = weight[0]
+        factor = snap_rows(one, bits).T if one.is_contiguous() else snap(one.T, 0, bits)
+        y = product_of_rows(_rows(x).flatten(0, 1), bits, factor)
+    else:
+        y = rounded_matmul(*on_grids(_rows(x), weight.mT))
+    return y.view(*x.shape[:-1], weight.shape[1])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(shards, ..., width) as (shards, rows, width)."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+
+
+class _Convolution(Function):
+    """A convolution without a bias: (shards, samples, channels, ...) and (shards, outputs, channels, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layout = layout
+        with below():
+            return _by_kernels(x, weight, lambda x, weight: convolution(x, weight, None, *layout))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), layout = ctx.saved_tensors, ctx.layout
+        grad_x = grad_weight = None
+        with below():
+            if ctx.needs_input_grad[0]:
+
+                def of_images(grad: Tensor, weight: Tensor) -> Tensor:
+                    return images_gradient(grad, torch.Size([len(grad), *x.shape[2:]]), weight, layout)
+
+                grad_x = _by_kernels(grad, weight, of_images)
+            if ctx.needs_input_grad[1]:
+                found = [kernels_gradient(*one, weight.shape[1:], layout) for one in zip(grad, x, strict=True)]
+                grad_weight = torch.stack(found)
+        return grad_x, grad_weight, None
+
+
+def _by_kernels(x: Tensor, weight: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A function of samples and kernels, called for all shards at once if they share the kernels."""
+    if are_shared(weight):
+        y = function(x.flatten(0, 1), weight[0])
+        return y.view(*x.shape[:2], *y.shape[1:])
+    return torch.stack([function(*one) for one in zip(x, weight, strict=True)])
+
+
+class _Lookup(Function):
+    """Rows of an embedding: indices (shards, ...) and (shards, rows, width) to (shards, ..., width)."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, weight: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows, ctx.padding = weight.shape[1], padding
+        with below():
+            if are_shared(weight):
+                return weight[0][index]
+            return torch.stack([rows[one] for one, rows in zip(index, weight, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        with below():
+            found = [
+                embedding_dense_backward(*one, ctx.rows, ctx.padding, False) for one in zip(grad, index, strict=True)
+            ]
+        return None, torch.stack(found), None
+
+
+def _under_vmap(physical: type[Function], function: Callable[..., Tensor]) -> type[Function]:
+    """A function of two tensors, and more, that under ``vmap`` is ``physical`` on the axis of shards."""
+
+    class UnderVmap(Function):
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            """Without an axis of shards there is no parameter, and so no gradient."""
+            return function(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Nothing is kept."""
+
+        @staticmethod
+        def vmap(
+            info: Any, in_dims: tuple[int | None, ...], x: Tensor, other: Tensor, *more: Any
+        ) -> tuple[Tensor, int]:
+            x, other = (first(t, dim, info.batch_size) for t, dim in zip((x, other), in_dims, strict=False))
+            return _applied(physical, x, other, *more), 0
+
+    return UnderVmap
+
+
+def _applied(function: type[Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+def first(x: Tensor, dim: int | None, shards: int) -> Tensor:
+    """``x`` with the axis of shards in front."""
+    return x.expand(shards, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+_linear = _under_vmap(_Linear, F.linear)
+_convolution = _under_vmap(_Convolution, lambda x, weight, layout: aten.convolution(x, weight, None, *layout))
+_lookup = _under_vmap(_Lookup, lambda index, weight, padding: aten.embedding(weight, index, padding))
+
+
+def _are_float32(*tensors: Tensor) -> bool:
+    return all(tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``."""
+    if not _are_float32(x, weight) or weight.dim() != 2:
+        return F.linear(x, weight, bias)
+    y = _applied(_linear, x, weight)
+    return y if bias is None else y.add(bias)
+
+
+def embedding(
+    index: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """``F.embedding``."""
+    if max_norm is not None or scale_grad_by_freq or sparse or not _are_float32(weight):
+        return F.embedding(index, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _applied(_lookup, index, weight, padding)
+
+
+def _convolved(function: Callable[..., Tensor], axes: int) -> Callable[..., Tensor]:
+    """One of PyTorch's convolutions over so many axes."""
+
+    def version(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: str | int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        if isinstance(padding, str) or x.dim() != axes + 2 or not _are_float32(x, weight):
+            return function(x, weight, bias, stride, padding, dilation, groups)
+        stride, padding, dilation = (
+            (n,) * axes if isinstance(n, int) else tuple(n) for n in (stride, padding, dilation)
+        )
+        y = _applied(_convolution, x, weight, Layout(stride, padding, dilation, False, (0,) * axes, groups))
+        return y if bias is None else y.add(bias.view(-1, *(1,) * axes))
+
+    return version
+
+
+FORMS: dict[Any, Callable[..., Tensor]] = {
+    F.linear: linear,
+    F.embedding: embedding,
+    F.conv1d: _convolved(F.conv1d, 1),
+    F.conv2d: _convolved(F.conv2d, 2),
+    F.conv3d: _convolved(F.conv3d, 3),
+}

@@ -1,0 +1,90 @@
+"""All shards of a device in one pass, each as if it were alone, by ``torch.func.vmap`` over an axis of shards.
+
+An operation on all shards gives each the bits that it would give this shard alone, since each element of its result
+depends on no more than the elements that it joins (``operations``). PyTorch's rules for ``vmap`` take some operations
+apart; ``forms`` and ``operations`` round where the parts do.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from samebits.errors import first_line
+from samebits.models.nested import leaves_of, refilled
+from samebits.numerics.allocators import is_out_of_memory
+from samebits.numerics.dispatch import calling_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from samebits.models.nested import Nested
+
+
+SWITCH, UNTRIED = "SAMEBITS_SHARDS", "they have not been tried in one pass"
+_MOST = 2**26  # elements of the largest parameter's gradients, of all shards in one pass
+
+
+def why_apart_at_first() -> str:
+    """Why shards run one by one before a trial: there was none, or the user does not want one."""
+    return f"{SWITCH} is set to apart" if os.environ.get(SWITCH) == "apart" else UNTRIED
+
+
+def passes(shards: range, values: dict[str, Tensor]) -> Iterator[range]:
+    """Shards that run in one pass: as many as leave room for a gradient of each."""
+    largest = max((value.numel() for value in values.values()), default=0)
+    step = max(1, _MOST // max(largest, 1))
+    return (shards[start : start + step] for start in range(0, len(shards), step))
+
+
+class Pass(NamedTuple):
+    """Results of a pass over shards: outputs (shards, samples, ...), and of each what ``notes`` returned."""
+
+    outputs: Tensor
+    noted: tuple[Tensor, ...]
+
+
+def run(
+    compute: Callable[[dict[str, Tensor], Nested], Tensor],
+    entered: dict[str, Tensor],
+    part: Nested,
+    notes: Callable[[], Iterable[Tensor]],
+) -> Pass:
+    """Call ``compute`` with parameters (shards, ...) and nested tensors (shards, samples, ...), for all shards at once.
+
+    ``notes`` returns further tensors that the call has made.
+    """
+
+    def one(parameters: dict[str, Tensor], leaves: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        outputs = compute(parameters, refilled(part, leaves))
+        return outputs, tuple(notes())
+
+    with suppress(AttributeError):  # of an operation without a rule of its own, which runs shard by shard
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+    leaves = tuple(tensor for _, tensor in leaves_of(part))
+    return Pass(*torch.func.vmap(one, randomness="different")(entered, leaves))
+
+
+_ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
+_WHY = {
+    ".item()": _ASKS,
+    "control flow": "an `if` depends on its data",
+    "dynamic shape": _SHAPE,
+    "masked_select": _SHAPE,
+    "to be equal size": _SHAPE,
+}
+"""What stands in the way, by a part of PyTorch's message."""
+
+
+def why_apart(error: Exception) -> str:
+    """Why shards do not run in one pass, and in which module. Raises the error: memory has run out."""
+    if is_out_of_memory(error):
+        raise error
+    text, module = first_line(str(error)), calling_module(error)
+    why = next((why for part, why in _WHY.items() if part in text), text)
+    return why if module is None else f"{module.path} ({module.kind}): {why}"

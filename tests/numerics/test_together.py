@@ -1,0 +1,212 @@
+"""Several shards in one pass have the bits that each has alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import exact_probe
+from samebits.errors import RefusedError
+from samebits.numerics.exact import together
+from samebits.numerics.exact.batch_norm import ShardNorms
+from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.windows import LOSS, Windows
+from samebits.training.diagnosis import require_same_again
+from test_exact_models import MODELS, SHARDS, STEPS, Does, classes, exact, images, prepared
+
+
+def trained(factory, inputs, targets, *, at_once):
+    """Hash and losses of a training, and why its shards ran apart."""
+    x, y = inputs(), targets()
+    numerics = exact(y.shape[1:])
+    if at_once:
+        numerics.apart = None
+    found = exact_probe.run(numerics, factory, x, y, shards=SHARDS, splits=1, steps=STEPS)
+    return found, numerics.apart
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_the_bits_of_their_shards_alone(name):
+    alone, _ = trained(*MODELS[name], at_once=False)
+    found, apart = trained(*MODELS[name], at_once=True)
+    assert found == alone
+    assert (apart is None) == (name != "recurrent"), apart
+
+
+class Net(nn.Module):
+    """A layer, and what a test does with its outputs."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.body = what, nn.Linear(192, 20)
+
+    def forward(self, x):
+        return self.what(self, x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda net, x: net.body(x) - net.body(x).mean(0),  # of the shard
+        lambda net, x: net.body(x.roll(1, 0)) / x.shape[0],
+        lambda net, x: F.linear(x, net.body.weight * x.std(), net.body.bias),  # other weights for each shard
+        lambda net, x: net.body(x) + net.body.weight[:, [0, 1, 0, 1]].sum(1),  # places that meet
+        lambda net, x: net.body(x).index_add(1, torch.tensor([0, 0, 3]), x[:, :3] * 1e6),
+        lambda net, x: net.body(F.dropout(x, 0.5)) * torch.rand(20) + torch.randn_like(x[:, :1]),
+        lambda net, x: (
+            F.conv1d(x.view(1, len(x), -1), net.body.weight[: len(x) * 2, None, :3], groups=len(x)).mean() + net.body(x)
+        ),
+    ],
+)
+def test_each_shard_has_its_own_bits_whatever_the_model_does_with_them(what):
+    alone, _ = trained(lambda: Net(what), images, classes, at_once=False)
+    found, apart = trained(lambda: Net(what), images, classes, at_once=True)
+    assert apart is None
+    assert found == alone
+
+
+class Sequences(nn.Module):
+    """Recurrent layers and cells of padded samples; with ``scaled`` the weights differ between shards."""
+
+    def __init__(self, scaled=False):
+        super().__init__()
+        self.scaled = scaled
+        self.both = nn.LSTM(8, 12, num_layers=2, bidirectional=True, batch_first=True, proj_size=6, dropout=0.2)
+        self.gru, self.plain = nn.GRU(12, 10, bias=False), nn.RNN(10, 9, nonlinearity="relu")
+        self.cell, self.last, self.head = nn.LSTMCell(9, 7), nn.GRUCell(9, 7), nn.Linear(7, 20)
+
+    def forward(self, x):
+        x = x.flatten(1)[:, :40].view(-1, 5, 8)
+        x, _ = self.both(x, None)
+        x, _ = self.gru(x.transpose(0, 1))
+        x, last = self.plain(x)
+        h, c = self.cell(x[-1] * x.std() if self.scaled else x[-1])
+        weight = self.last.weight_hh * (1 + h.mean() if self.scaled else 1)
+        weights = self.last.weight_ih, weight, self.last.bias_ih, self.last.bias_hh
+        return self.head(torch.gru_cell(last[0], h, *weights) + c)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_recurrent_layers_have_the_bits_of_their_shards_alone(scaled):
+    alone, _ = trained(lambda: Sequences(scaled), images, classes, at_once=False)
+    found, apart = trained(lambda: Sequences(scaled), images, classes, at_once=True)
+    assert apart is None
+    assert found == alone
+
+
+ROWS, WEIGHT = torch.linspace(-2, 2, 24).view(2, 3, 4), torch.linspace(0.5, 1.5, 4)
+NAMED = {
+    F.bilinear: {"input1": ROWS, "input2": ROWS, "weight": torch.ones(2, 4, 4)},
+    F.binary_cross_entropy: {"input": WEIGHT / 2, "target": WEIGHT / 3},
+    F.binary_cross_entropy_with_logits: {"input": ROWS, "target": ROWS.sigmoid(), "pos_weight": WEIGHT},
+    F.conv1d: {"input": ROWS, "weight": torch.ones(2, 3, 2), "padding": 1},
+    F.embedding: {"input": torch.tensor([1, 0]), "weight": ROWS[0]},
+    F.grid_sample: {"input": ROWS[None], "grid": ROWS[:1, None, :, :2], "align_corners": False},
+    F.group_norm: {"input": ROWS, "num_groups": 3, "weight": WEIGHT[:3]},
+    F.instance_norm: {"input": ROWS, "weight": WEIGHT[:3]},
+    F.layer_norm: {"input": ROWS, "normalized_shape": (4,), "weight": WEIGHT},
+    F.linear: {"input": ROWS, "weight": torch.ones(2, 4)},
+    F.rms_norm: {"input": ROWS, "normalized_shape": (4,), "weight": WEIGHT},
+}
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("function", NAMED, ids=lambda function: function.__name__)
+def test_functions_take_their_arguments_by_name(function, together):
+    engine = Engine(Draws(0, 0, [0]))
+    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=together):
+        found = function(**NAMED[function])
+    torch.testing.assert_close(found, function(**NAMED[function]))
+
+
+def test_weights_that_leave_no_room_for_a_gradient_of_each_shard_run_in_several_passes(monkeypatch):
+    alone, _ = trained(*MODELS["decoder"], at_once=False)
+    monkeypatch.setattr(together, "_MOST", 2 * 1024)
+    values = {"weight": torch.zeros(1024)}
+    assert list(together.passes(range(3, 8), values)) == [range(3, 5), range(5, 7), range(7, 8)]
+    found, apart = trained(*MODELS["decoder"], at_once=True)
+    assert (found, apart) == (alone, None)
+
+
+def test_a_model_is_tried_before_its_shards_run_in_one_pass():
+    numerics, module, batch = prepared(Does())
+    assert numerics.apart is not None
+    require_same_again(numerics, module, batch)
+    assert numerics.apart is None
+
+
+class Asks(nn.Module):
+    """A module of a model, of which a test calls a function of its input."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (lambda x: x * float(x.sum() > 0), "it asks for a number of its data, as .item() does"),
+        (lambda x: x if x.sum() > 0 else -x, "an `if` depends on its data"),
+        (lambda x: x + x[x > 0].mean(), "a shape depends on its data"),
+        (lambda x: x + x.masked_select(x > 0).mean(), "a shape depends on its data"),
+        (lambda x: x + x.nonzero().sum(), "a shape depends on its data"),
+    ],
+)
+def test_a_model_that_cannot_run_all_shards_at_once_runs_them_one_by_one_and_says_why(what, why):
+    model = nn.Sequential(nn.Flatten(), Asks(what), nn.Linear(192, 20))
+    numerics, module, batch = prepared(model)
+    require_same_again(numerics, module, batch)
+    assert numerics.apart == f"model.1 (Asks): {why}"
+    assert numerics.arithmetic().shards_apart == numerics.apart
+    assert not numerics.windows.apart
+
+
+def test_other_bits_in_one_pass_are_met_by_running_shards_one_by_one_on_all_ranks():
+    numerics, module, batch = prepared(Does(lambda net, x: x * (1.0 if net.body.weight.requires_grad else 2.0)))
+    require_same_again(numerics, module, batch)
+    assert numerics.windows.apart
+
+
+def test_other_bits_after_steps_in_one_pass_are_refused():
+    changes = []
+    numerics, module, batch = prepared(
+        Does(lambda net, x: x * (2.0 if changes and not net.body.weight.requires_grad else 1.0))
+    )
+    require_same_again(numerics, module, batch)
+    assert numerics.apart is None
+    changes.append(1)
+    with pytest.raises(RefusedError, match="in one pass with others than alone") as error:
+        require_same_again(numerics, module, batch)
+    assert "SAMEBITS_SHARDS=apart" in error.value.hint
+
+
+def test_shards_run_one_by_one_if_the_environment_asks_for_it(monkeypatch):
+    monkeypatch.setenv("SAMEBITS_SHARDS", "apart")
+    numerics, module, batch = prepared(Does())
+    require_same_again(numerics, module, batch)
+    assert numerics.arithmetic().shards_apart == "SAMEBITS_SHARDS is set to apart"
+
+
+def test_ranks_agree_to_run_shards_one_by_one():
+    numerics, _, _ = prepared(Does())
+    numerics.apart = None
+
+    def told_by_another(values):
+        values = values.clone()
+        values[-2] = 1  # whether shards run apart
+        return values
+
+    assert not numerics.accepts_grads(told_by_another)  # so that the step runs again
+    assert numerics.apart == "in one pass some have other bits than alone"
+
+
+def test_windows_know_on_which_ranks_shards_run_apart():
+    windows = Windows([LOSS])
+    windows.apart = True
+    assert windows.settle(lambda values: values, torch.device("cpu"))
+    assert windows.apart
