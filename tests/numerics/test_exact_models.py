@@ -463,7 +463,7 @@ OWN = torch.Generator().manual_seed(1)
 REPLACE = ".* hint: replace it by operations"
 REFUSED = [
     (lambda: Normalised(nn.SyncBatchNorm(4)),
-     r"model\.1 \(SyncBatchNorm\): it normalises by the whole batch, and exact by each shard\. hint: use nn\.Batch"),
+     r"model\.1 \(SyncBatchNorm\): it normalises by the batch of all ranks by PyTorch's own"),
     (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.InstanceNorm2d(3), nn.Flatten(), nn.Linear(3, TOKENS)),
      r"model\.1 \(InstanceNorm2d\): it has one value for each channel of a sample"),
     (lambda: compiled(Does()), r"model \(Does\): a compiler may fuse"),

@@ -134,9 +134,10 @@ def mine(stage, data_dir):
     """Train one of the experiments, by its name."""
     (stage.folder / "mine.py").write_text(MINE)
 
-    def train(factory, **settings):
+    def train(factory, exact=None, **settings):
         name = factory if ":" in factory else f"mine:{factory}"
-        params = stage.write_params(small(model={"name": name}, numerics=["fast", "exact"], **settings))
+        raw = small(model={"name": name}, numerics=["fast", "exact"], **settings) | {"exact": exact or {}}
+        params = stage.write_params(raw)
         data = data_dir(params)
 
         def run(strategy, numerics, *arguments):
@@ -175,6 +176,21 @@ def test_batch_norm_and_recurrent_layers_have_the_same_bits_under_every_strategy
     assert state["1.num_batches_tracked"] == len(single.losses)
     assert state["1.running_mean"].abs().max() > 0
     stage.well("evaluate", "--data-dir", str(made.data), "runs/ddp-exact")
+
+
+def test_batch_norm_over_the_whole_batch_is_that_of_fast_on_one_device(mine, stage):
+    made = mine("normed", exact={"batch_norm": "global"}, oversubscribe=True)
+    single, fast = made.run("single", "exact"), made.run("single", "fast")
+    assert single.losses == pytest.approx(fast.losses, rel=1e-4)
+    assert [note for note in single.record.notes if note.kind == "batch_norm"] == []
+    assert single.record.arithmetic.shards_apart is None
+    for strategy, count in (("dp", "2"), ("ddp", "2"), ("ddp", "3")):
+        again = made.run(strategy, "exact", "--num-devices", count)
+        assert (again.record.weights_sha256, again.losses) == (single.record.weights_sha256, single.losses)
+    mine, theirs = (load_file(stage.folder / f"runs/{run}/model.safetensors") for run in ("ddp-exact", "single-fast"))
+    assert mine["1.num_batches_tracked"] == len(single.losses)
+    for name in ("1.running_mean", "1.running_var"):
+        assert mine[name].tolist() == pytest.approx(theirs[name].tolist(), rel=1e-3, abs=1e-5)
 
 
 def test_an_evaluation_takes_the_same_loss_and_knows_no_floor_of_it(mine, stage):

@@ -139,6 +139,8 @@ class Numerics(ABC):
     """Arithmetic of one training: the module that a strategy wraps, the loss, gradients and their use."""
 
     name: Literal["fast", "exact"]
+    batch_norm: Literal["device", "shard", "global"] = "device"
+    """What BatchNorm normalises by: the samples on a device, those of a shard, or the whole batch."""
     reduction: Literal["mean", "sum"]
     """How the gradients of several ranks are combined."""
     own_loss: OwnLoss | None = None
@@ -236,8 +238,11 @@ class Numerics(ABC):
         """A digest of each shard's results, fed in order or ``backwards``; empty if these numerics check none."""
         return {}
 
-    def try_together(self, module: nn.Module, batch: MicroBatch, alone: dict[int, bytes]) -> None:  # noqa: B027
-        """Choose how to run several shards, by a trial; ``alone`` is the fingerprint of each."""
+    def meet(self, all_reduce: Callable[..., Tensor]) -> None:  # noqa: B027
+        """Take a training's ``all_reduce(values, maximum=False)`` over ranks, for passes that join their samples."""
+
+    def try_together(self, module: nn.Module, batch: MicroBatch, first: dict[int, bytes]) -> None:  # noqa: B027
+        """Choose how to run several shards, by a trial; ``first`` is the fingerprint of each alone."""
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:  # noqa: ARG002
         """Descriptions of the operations that produce infinity or NaN from a batch; empty if unknown."""

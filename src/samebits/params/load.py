@@ -168,6 +168,9 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
         accepts = f"a divisor of train.global_batch_size = {batch}"
         nearest = max(n for n in range(1, shards + 1) if batch % n == 0)
         yield "exact.shards", shards, accepts, f"set it to {nearest}, or train.numerics to [fast]"
+    if "exact" in train.numerics and params.exact.batch_norm == "global" and accum > 1:
+        accepts = "1 with exact.batch_norm: global, which needs the batch in one pass"
+        yield "train.grad_accum_steps", accum, accepts, "set one of them to its default"
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
         yield "train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"

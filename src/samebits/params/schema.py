@@ -154,6 +154,8 @@ class Exact(Section):
 
     shards: int = Field(8, ge=1, le=4096)
     """Parts of a global batch, which they divide; one device takes each whole, so there are at least as many."""
+    batch_norm: Literal["shard", "global"] = "shard"
+    """What BatchNorm normalises by: a shard's samples, or with communication in each pass the whole batch's."""
 
 
 class Tracking(Section):

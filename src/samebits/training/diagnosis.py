@@ -93,8 +93,9 @@ def trial_step(
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
         raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
     notes: list[ModelNote] = []
-    by_shard = numerics.name == "exact"
-    if (placement.devices_used > 1 or by_shard) and batch_norms_of(model) and not synced:
+    by_shard, over_batch = (numerics.batch_norm == which for which in ("shard", "global"))
+    parts = placement.devices_used > 1 or by_shard
+    if parts and not over_batch and not synced and batch_norms_of(model):
         note = BatchNorm(devices=placement.devices_used, strategy=placement.strategy)
         notes.append(_by_shard(note, model, numerics, batch) if by_shard else note)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]

@@ -87,6 +87,7 @@ class Trainable:
         if worker.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
         self.module = worker.wrap(module, reduction=numerics.reduction)
+        numerics.meet(worker.ranks.all_reduce)
         self._initial = Snapshot(model)  # ddp has broadcast the weights of rank 0 by now
         if params.train.compile and worker.compiles:
             self.module = numerics.compile(self.module)

@@ -247,4 +247,5 @@ def make_numerics(
         shards=split.shards,
         samples=split.samples,
         independent=not isinstance(params.model, UserModel),
+        batch_norm=params.exact.batch_norm,
     )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from samebits.errors import RefusedError
+from samebits.numerics.exact.global_norm import normalized
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.operations.reductions import divided
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from samebits.numerics.exact.engine import Engine
+    from samebits.numerics.exact.global_norm import JoinedBatch
     from samebits.numerics.exact.windows import Windows
 
     AllReduce = Callable[[Tensor], Tensor]
@@ -37,6 +39,7 @@ _COUNT = "num_batches_tracked"
 _ABSENT = -(1 << 62)  # below the bits of every number, in a maximum over ranks
 _UNLIKE = "the shards of a batch reach other BatchNorm layers, so there are no running statistics of all"
 _ALIKE = "have all samples normalised by the same layers, or set train.numerics: [fast]"
+_GLOBAL = "set exact.batch_norm to shard, or train.numerics to [fast]"
 _FEW = "make shards larger by a lower exact.shards or a larger train.global_batch_size, or set train.numerics: [fast]"
 
 
@@ -127,11 +130,18 @@ def _form(calls: Sequence[Call]) -> _Form:
 class ShardNorms:
     """Normalisation in a pass over one shard of ``model``; what buffers shall follow is added to ``calls``.
 
-    Refusals are the engine's, which names the module.
+    With ``batch`` BatchNorm is over all shards of that, or cannot be, which a string says why. Refusals are the
+    engine's, which names the module.
     """
 
-    def __init__(self, model: nn.Module, engine: Engine, calls: list[Call] | None = None) -> None:
-        self._model, self._engine, self._calls = model, engine, calls
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        calls: list[Call] | None = None,
+        batch: JoinedBatch | str | None = None,
+    ) -> None:
+        self._model, self._engine, self._calls, self._batch = model, engine, calls, batch
 
     @cached_property
     def _names(self) -> dict[int, tuple[str, bool]]:
@@ -165,6 +175,13 @@ class ShardNorms:
             shape = (1, -1, *(1,) * (x.dim() - 2))
             scale = (running_var + eps).rsqrt()
             return affine((x - running_mean.view(shape)) * scale.view(shape), weight, bias, axes=x.dim() - 2)
+        if isinstance(self._batch, str):
+            raise self._engine.refusal(f"exact.batch_norm is global, and {self._batch}", _GLOBAL)
+        if self._batch is not None and x.numel() * self._batch.shards > x.shape[1]:
+            y, *found = normalized(x, eps, self._batch)
+            if running_mean is not None and running_var is not None:
+                self._note(lambda: torch.stack(found), running_mean, running_var, momentum)
+            return affine(y, weight, bias, axes=x.dim() - 2)
         if x.numel() == x.shape[1]:
             raise self._engine.refusal("it has one value for each channel of a shard, expected more", _FEW)
         rows = x.transpose(0, 1).reshape(1, x.shape[1], -1).contiguous()
@@ -203,24 +220,28 @@ class ShardNorms:
         """Each row of (samples, channels, values) normalised by itself, and noted for the buffers, if there are any."""
         samples, channels, count = rows.shape
         if running_mean is not None and running_var is not None:
-            self._note(rows, running_mean, running_var, momentum)
+            self._note(lambda: _statistics(rows), running_mean, running_var, momentum)
         y = torch.native_group_norm(rows, None, None, samples, channels, count, channels, eps)[0]
         return affine(y, weight, bias, axes=1)
 
-    def _note(self, rows: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
-        """Add the mean over samples of the statistics of ``rows``, (samples, channels, values)."""
+    def _note(self, found: Callable[[], Tensor], running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+        """Add statistics, (2, channels), which the buffers shall follow."""
         first, second = self._names.get(id(running_mean)), self._names.get(id(running_var))
         if first is None or second is None:
             why = "running statistics are expected in the buffers of a module of PyTorch's own"
             raise self._engine.refusal(why, "derive the layer from nn.BatchNorm2d, or set train.numerics: [fast]")
         if self._calls is None:
             return
-        with torch.no_grad():
-            variance, mean = torch.var_mean(rows, 2, correction=1)
-            found = torch.stack([mean, variance]).mean(1)
         (mean_name, counts), (variance_name, _) = first, second
         counter = f"{mean_name.removesuffix('running_mean')}{_COUNT}" if counts else None
-        self._calls.append(Call(mean_name, variance_name, counter, momentum, found))
+        self._calls.append(Call(mean_name, variance_name, counter, momentum, found()))
+
+
+def _statistics(rows: Tensor) -> Tensor:
+    """The mean over samples of mean and unbiased variance, (2, channels), of (samples, channels, values)."""
+    with torch.no_grad():
+        variance, mean = torch.var_mean(rows, 2, correction=1)
+        return torch.stack([mean, variance]).mean(1)
 
 
 @contextmanager

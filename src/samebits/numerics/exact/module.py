@@ -21,6 +21,7 @@ from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.batch_norm import Call, ShardNorms, counting_apart
 from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.kept import Kept, bits
 from samebits.numerics.exact.parameters import Entry, tied_places
 from samebits.numerics.exact.recurrent import flat_weights_entered
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     SlopesOf = Callable[[int, Tensor], Tensor]
 
 
+_REPLICAS = "dp has no communication within a pass"
 Part = tuple[Nested, Nested]
 """Inputs of one shard, and its targets if the loss is computed with the model."""
 
@@ -87,10 +89,12 @@ class ExactModule(nn.Module):
         values = self._values()
         versions = {place: value._version for place, value in values.items()}
         mode = self.model.training
+        at_once = self._numerics.apart is None
         if getattr(self, "_is_replica", False):  # its modules live for one step
             self._kept = {}
+            at_once = at_once and self._numerics.batch_norm != "global"
         self._require_kept(mode)
-        outputs = self._run_together(part, shards, step, values) if self._numerics.apart is None else None
+        outputs = self._run_together(part, shards, step, values) if at_once else None
         if outputs is None:
             outputs = self._run_each(unbound(part), shards, step, values)
         for place, value in values.items():
@@ -100,11 +104,13 @@ class ExactModule(nn.Module):
         return outputs
 
     def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
-        outputs, kept = [], self._guarded(values)
+        outputs, kept, apart = [], self._guarded(values), None
+        if self._numerics.batch_norm == "global":
+            apart = f"shards run one by one: {self._numerics.apart or _REPLICAS}"
         for shard, part in zip(shards, parts, strict=True):
             engine = self._engine(step, [shard], kept)
             calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
-            norms = ShardNorms(self.model, engine, calls)
+            norms = ShardNorms(self.model, engine, calls, apart)
             with self._entered(self._entries(values), values), engine, OneForm(engine, norms), guarded(engine):
                 outputs.append(self._outputs(part))
         return torch.stack(outputs)
@@ -112,13 +118,14 @@ class ExactModule(nn.Module):
     def _run_together(self, part: Part, shards: range, step: int, values: dict[str, Tensor]) -> Tensor | None:
         """``_run_each`` in passes over several shards; None if the model cannot run so."""
         outputs, kept = [], self._guarded(values)
-        for here in together.passes(shards, values):
+        batch = self._numerics.joined_batch(shards)
+        for here in together.passes(shards, values, whole=batch is not None):
             engine, calls = self._engine(step, here, kept), list[Call]()
             entered = self._entries(values, here=len(here))
             span = slice(here.start - shards.start, here.stop - shards.start)
             with engine, guarded(engine):
                 try:
-                    found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls)
+                    found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls, batch)
                 except Exception as error:  # noqa: BLE001 - alone, a shard raises it again if it is the model's own
                     self._numerics.apart = together.why_apart(error)
                     return None
@@ -128,10 +135,18 @@ class ExactModule(nn.Module):
         return torch.cat(outputs)
 
     def _vmapped(
-        self, part: Part, entered: dict[str, Tensor], engine: Engine, calls: list[Call] | None = None
+        self,
+        part: Part,
+        entered: dict[str, Tensor],
+        engine: Engine,
+        calls: list[Call] | None = None,
+        batch: JoinedBatch | None = None,
     ) -> together.Pass:
         def compute(parameters: dict[str, Tensor], part: Part) -> Tensor:
-            with self._entered(parameters), OneForm(engine, ShardNorms(self.model, engine, calls), together=True):
+            with (
+                self._entered(parameters),
+                OneForm(engine, ShardNorms(self.model, engine, calls, batch), together=True),
+            ):
                 return self._outputs(part)
 
         return together.run(compute, entered, part, lambda: (call.found for call in calls or ()))
@@ -162,22 +177,29 @@ class ExactModule(nn.Module):
             raise written_in_forward(name)
         return found
 
-    def fingerprint_together(self, part: Part, shards: range, step: int, slopes_of: SlopesOf) -> dict[int, bytes]:
+    def fingerprint_together(
+        self, part: Part, shards: range, step: int, slopes_of: SlopesOf, *, backwards: bool = False
+    ) -> dict[int, bytes]:
         """``fingerprint`` of one pass over all these shards. Raises whatever stands in the way of such a pass."""
         values, trained = self._values(), {place: one.requires_grad for place, one in self._by_place()}
         entered = {
             place: value.expand(len(shards), *value.shape).requires_grad_(trained[place])
             for place, value in values.items()
         }
-        draws = Draws(self._numerics.seed, step, shards)
-        engine = Engine(draws, kept=self._guarded(values))
+        fed = [*enumerate(shards)][:: -1 if backwards else 1]
+        order = torch.tensor([index for index, _ in fed])
+        draws = Draws(self._numerics.seed, step, [shard for _, shard in fed])
+        engine, batch = Engine(draws, kept=self._guarded(values)), None
+        if self._numerics.batch_norm == "global":
+            batch = JoinedBatch(alone, len(shards))
         with torch.enable_grad(), engine, guarded(engine):
-            outputs = self._vmapped(part, entered, engine).outputs
-            slopes = [slopes_of(index, one) for index, one in enumerate(outputs.detach())]
+            part = mapped(lambda one: one[order.to(one.device)], part)
+            outputs = self._vmapped(part, entered, engine, batch=batch).outputs
+            slopes = [slopes_of(index, one) for (index, _), one in zip(fed, outputs.detach(), strict=True)]
             grads = _grads(outputs, entered, torch.stack(slopes))
         return {
-            shard: _digest(outputs[index], [None if grad is None else grad[index] for grad in grads], draws)
-            for index, shard in enumerate(shards)
+            shard: _digest(outputs[place], [None if grad is None else grad[place] for grad in grads], draws)
+            for place, (_, shard) in enumerate(fed)
         }
 
     def survey(self, refusals: Refusals, part: Part, step: int, slopes_of: SlopesOf) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from samebits.numerics.exact.compiled import check as check_kernels
 from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
+from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.losses import SummedLoss, each_loss
 from samebits.numerics.exact.module import ExactModule, Part, run_backward
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from samebits.models.nested import Nested
+    from samebits.numerics.exact.global_norm import Reduce
     from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, LossName, MicroBatch
@@ -68,9 +71,12 @@ class ExactNumerics(Numerics):
         shards: int,
         samples: int,
         independent: bool,
+        batch_norm: Literal["shard", "global"] = "shard",
     ) -> None:
         self._train, self._device = train, device
         self.seed, self.shards, self.samples, self.independent = seed, shards, samples, independent
+        self.batch_norm = batch_norm
+        self._all_reduce: Reduce | None = None
         self.take_data(loss, target_shape)
         self._groups: list[list[nn.Parameter]] = []
         self.replaced: dict[str, Tensor] = {}
@@ -194,7 +200,7 @@ class ExactNumerics(Numerics):
         finally:
             torch.set_num_threads(threads)
 
-    def try_together(self, module: nn.Module, batch: MicroBatch, alone: dict[int, bytes]) -> None:
+    def try_together(self, module: nn.Module, batch: MicroBatch, first: dict[int, bytes]) -> None:
         """From now on run several shards in one pass, if each then has the fingerprint that it has alone.
 
         Raises RefusedError: a shard has another one now, after steps of such passes.
@@ -203,12 +209,15 @@ class ExactNumerics(Numerics):
             return
         assert isinstance(module, ExactModule)
         batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
+        expected, fingerprint = first, partial(module.fingerprint_together, part, batch.shards, batch.step, slopes_of)
         try:
-            found = module.fingerprint_together(part, batch.shards, batch.step, slopes_of)
+            found = fingerprint()
+            if self.batch_norm == "global":  # alone, shards are normalised by themselves
+                expected = fingerprint(backwards=True)
         except Exception as error:  # noqa: BLE001 - alone, they have run
             self.apart = why_apart(error)
             return
-        unlike = [shard for shard, digest in alone.items() if found[shard] != digest]
+        unlike = [shard for shard, digest in expected.items() if found[shard] != digest]
         if unlike and self.apart is None:
             raise RefusedError(
                 f"shard {unlike[0]} gives other bits in one pass with others than alone, which it did not at first",
@@ -216,6 +225,16 @@ class ExactNumerics(Numerics):
             )
         self.apart = None
         self.windows.apart |= bool(unlike)
+
+    def meet(self, all_reduce: Reduce) -> None:
+        """See ``Numerics.meet``."""
+        self._all_reduce = all_reduce
+
+    def joined_batch(self, shards: range) -> JoinedBatch | None:
+        """The batch with these shards of this rank, if BatchNorm is over it; before a training it has no others."""
+        if self.batch_norm == "shard":
+            return None
+        return JoinedBatch(self._all_reduce, self.shards) if self._all_reduce else JoinedBatch(alone, len(shards))
 
     def survey(self, model: nn.Module, batch: MicroBatch, refusals: Refusals) -> None:
         """Note all refusals of a model that ``construction`` has built: its parts, and both passes over a shard."""

@@ -53,8 +53,8 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
         elif isinstance(module, torch.jit.ScriptModule):
             why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
         elif isinstance(module, nn.SyncBatchNorm):
-            why = "it normalises by the whole batch, and exact by each shard"
-            hint = "use nn.BatchNorm, or set train.numerics: [fast]"
+            why = "it normalises by the batch of all ranks by PyTorch's own communication"
+            hint = "use nn.BatchNorm with exact.batch_norm: global, or set train.numerics: [fast]"
         else:
             continue
         yield RefusedError(why, hint=hint, at=at, kind=type(module).__name__)

@@ -35,10 +35,10 @@ def why_apart_at_first() -> str:
     return f"{SWITCH} is set to apart" if os.environ.get(SWITCH) == "apart" else UNTRIED
 
 
-def passes(shards: range, values: dict[str, Tensor]) -> Iterator[range]:
-    """Shards that run in one pass: as many as leave room for a gradient of each."""
+def passes(shards: range, values: dict[str, Tensor], *, whole: bool = False) -> Iterator[range]:
+    """Shards that run in one pass: all of a ``whole`` batch, or as many as leave room for a gradient of each."""
     largest = max((value.numel() for value in values.values()), default=0)
-    step = max(1, _MOST // max(largest, 1))
+    step = len(shards) if whole else max(1, _MOST // max(largest, 1))
     return (shards[start : start + step] for start in range(0, len(shards), step))
 
 
