@@ -80,11 +80,14 @@ def _guards(tree: ast.Module) -> set[int]:
     """Lines whose ``ImportError`` or ``AttributeError`` is caught."""
     caught = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and any(
-            handler.type is not None
-            and {"ImportError", "AttributeError"} & {*re.findall(r"\w+", ast.unparse(handler.type))}
-            for handler in node.handlers
-        ):
+        if isinstance(node, ast.Try):
+            named = [handler.type for handler in node.handlers if handler.type is not None]
+        elif isinstance(node, ast.With):
+            calls = [item.context_expr for item in node.items]
+            named = [one for one in calls if ast.unparse(one).startswith("suppress(")]
+        else:
+            continue
+        if any({"ImportError", "AttributeError"} & {*re.findall(r"\w+", ast.unparse(one))} for one in named):
             caught |= {line for part in node.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
     return caught
 

@@ -1069,7 +1069,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
     said = {text: hint for name, text, hint in told(findings, "failed") if name == "exact"}
     assert code == 2
     for text, hint in [
-        ("SyncBatchNorm in model.rows: it normalises by the whole batch", "use nn.BatchNorm"),
+        ("SyncBatchNorm in model.rows: it normalises by the batch of all ranks", "use nn.BatchNorm"),
         ("RReLU in model.first.1, RReLU in model.second.1: rrelu_with_noise: ", "docs/concepts/exact.md"),
         ("Net in model: prims::bessel_i0e: it has no exact version (net.py:", "docs/concepts/exact.md"),
         ("Net in model: time.time is asked for (net.py:", "give it to the factory"),

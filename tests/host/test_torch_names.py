@@ -38,6 +38,7 @@ def test_what_the_walk_finds(tmp_path):
         "self._own = getattr(module, '_is_replica', False)\n"
         "try:\n    from torch.utils._pytree import tree_leaves\nexcept ImportError:\n    pass\n"
         "z = sys.modules['torch._dynamo']\n"
+        "with suppress(AttributeError):\n    torch._C._functorch._set_vmap_fallback_warning_enabled(False)\n"
     )
     used, unlisted = torch_names.uses(tmp_path)
     assert unlisted == ["module.py:1: torch._new.thing", "module.py:2: torch._C._other", "module.py:4: _grad_fn"]
@@ -46,6 +47,7 @@ def test_what_the_walk_finds(tmp_path):
         "torch.Tensor._version": [(4, False)],
         "torch.nn.Module()._replicate_for_data_parallel()._is_replica": [(5, True)],
         "torch.utils._pytree.tree_leaves": [(7, True)],
+        "torch._C._functorch._set_vmap_fallback_warning_enabled": [(12, True)],
         "torch._dynamo": [(10, False)],
     }
 
