@@ -1,6 +1,7 @@
 """BatchNorm over the whole batch: ``exact.batch_norm: global``."""
 
 import pytest
+import torch
 from torch import nn
 
 import exact_probe
@@ -38,11 +39,11 @@ class Lines(nn.Module):
         return self.head(self.plain(self.lines(x).relu()))
 
 
-def prepared():
+def prepared(shards=SHARDS):
     """Numerics, the module of a model in them, and a batch."""
-    numerics, model = over_batch(), Lines()
+    numerics, model = over_batch(shards), Lines()
     numerics.prepare(model)
-    return numerics, numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS))
+    return numerics, numerics.module(model), MicroBatch(images(), classes(), 0, range(shards))
 
 
 def trained(numerics, model, **how):
@@ -67,6 +68,32 @@ def test_a_model_whose_shards_run_one_by_one_is_refused():
         "exact: model.images (BatchNorm2d): exact.batch_norm is global, and shards run one by one: "
         "model (Lines): an `if` depends on its data"
     )
+
+
+def test_a_shard_of_one_value_for_each_channel_is_part_of_a_batch():
+    numerics, module, batch = prepared(shards=SAMPLES)
+    require_same_again(numerics, module, batch)
+    losses = trained(over_batch(SAMPLES), Lines, shards=SAMPLES)[1]
+    assert losses == pytest.approx(trained(over_batch(), Lines)[1], rel=1e-5)
+
+
+def test_an_evaluation_normalises_by_shard_what_has_no_running_statistics():
+    numerics, module, batch = prepared()
+    numerics.apart = "they have not been tried in one pass"  # as in the process of an evaluation
+    module.eval()
+    with torch.no_grad():
+        assert numerics.forward(module, batch).isfinite().all()
+
+
+def test_errors_of_communication_are_not_taken_for_the_models():
+    numerics, module, batch = prepared()
+
+    def broken(values, *, maximum=False):
+        raise RuntimeError("Connection closed by peer")
+
+    numerics.meet(broken)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        numerics.forward(module, batch)
 
 
 def test_replicas_of_dp_are_refused():

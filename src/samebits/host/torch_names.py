@@ -58,6 +58,8 @@ NAMES = (
         "keeps vmap from warning of an operation without a rule",
         "it warns once for each",
     ),
+    TorchName("torch._C._functorch.is_batchedtensor", "finds what vmap shows in the place of a tensor of all shards"),
+    TorchName("torch._C._functorch.get_unwrapped", "asks it whether it requires a gradient"),
     # Autograd.
     TorchName("torch.autograd.graph._engine_run_backward", "runs a backward pass within the modes of exact"),
     TorchName("torch.autograd.Function._backward_cls", "knows the parameters of an exact pass"),

@@ -177,7 +177,7 @@ class ShardNorms:
             return affine((x - running_mean.view(shape)) * scale.view(shape), weight, bias, axes=x.dim() - 2)
         if isinstance(self._batch, str):
             raise self._engine.refusal(f"exact.batch_norm is global, and {self._batch}", _GLOBAL)
-        if self._batch is not None and x.numel() * self._batch.shards > x.shape[1]:
+        if self._batch is not None and (not self._batch.at_once or x.numel() * self._batch.shards > x.shape[1]):
             y, *found = normalized(x, eps, self._batch)
             if running_mean is not None and running_var is not None:
                 self._note(lambda: torch.stack(found), running_mean, running_var, momentum)

@@ -15,6 +15,7 @@ from samebits.numerics.exact import of_shards
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
+from samebits.numerics.exact.together import physical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _FIRST = {"input"}  # a name of PyTorch's for what forms get first
+_TRAINS = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 
 
@@ -47,6 +49,7 @@ class OneForm(_Functions):
 
     def __init__(self, engine: Engine, norms: ShardNorms, *, together: bool = False) -> None:
         super().__init__(engine)
+        self._together = together
         self._forms = {
             **_FORMS,
             **Recurrence(engine, together=together).forms(),
@@ -64,6 +67,8 @@ class OneForm(_Functions):
         if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, Entry._backward_cls):
             self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
             return args[0]
+        if self._together and func == _TRAINS:
+            return func(physical(args[0]))
         form, kwargs = self._forms.get(func), kwargs or {}
         if form is None:
             return func(*args, **kwargs)

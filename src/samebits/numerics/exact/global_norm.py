@@ -26,10 +26,11 @@ class Reduce(Protocol):
 
 
 class JoinedBatch(NamedTuple):
-    """The shards of all ranks, of which this one's run in one pass."""
+    """The shards of all ranks, of which this one's run in one pass; not ``at_once``: the one shard of a trial."""
 
     all_reduce: Reduce
     shards: int
+    at_once: bool = True
 
 
 def alone(values: Tensor, *, maximum: bool = False) -> Tensor:  # noqa: ARG001
@@ -59,7 +60,7 @@ class _Norm(torch.autograd.Function):
             root = variance.add(eps).sqrt_()
             y = wide.div_(root[:, None]).to(torch.float32)
             count = batch.shards * x.shape[1] * x.shape[3]
-            found = mean.to(torch.float32), variance.mul_(count / (count - 1)).to(torch.float32)
+            found = mean.to(torch.float32), variance.mul_(count / max(count - 1, 1)).to(torch.float32)
         ctx.save_for_backward(y, root)
         ctx.batch = batch
         ctx.mark_non_differentiable(*found)
@@ -81,9 +82,9 @@ class _UnderVmap(torch.autograd.Function):
     """``_Norm`` where the axis of shards is that of ``torch.func.vmap``."""
 
     @staticmethod
-    def forward(x: Tensor, eps: float, batch: JoinedBatch) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, eps: float, _: JoinedBatch) -> tuple[Tensor, ...]:
         """A part that is the same for all shards has no gradient."""
-        results: tuple[Tensor, ...] = _Norm.apply(x.unsqueeze(0), eps, batch._replace(shards=1))  # type: ignore[no-untyped-call]
+        results: tuple[Tensor, ...] = _Norm.apply(x.unsqueeze(0), eps, JoinedBatch(alone, 1))  # type: ignore[no-untyped-call]
         return results[0].squeeze(0), *results[1:]
 
     @staticmethod
@@ -105,5 +106,8 @@ def normalized(x: Tensor, eps: float, batch: JoinedBatch) -> tuple[Tensor, Tenso
     The variance is the unbiased one, which buffers follow.
     """
     lines = x.flatten(2).contiguous() if x.dim() > 2 else x.unsqueeze(2)
-    y, mean, variance = _UnderVmap.apply(lines, eps, batch)  # type: ignore[no-untyped-call]
+    if not batch.at_once:
+        y, mean, variance = _Norm.apply(lines.unsqueeze(0), eps, batch)  # type: ignore[no-untyped-call]
+    else:
+        y, mean, variance = _UnderVmap.apply(lines, eps, batch)  # type: ignore[no-untyped-call]
     return y.view(x.shape), mean, variance

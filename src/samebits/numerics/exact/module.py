@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import itemgetter
@@ -11,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from samebits.errors import RefusedError, few
 from samebits.models.nested import Nested, mapped, unbound
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact import together
 from samebits.numerics.exact.ambient import guarded
+from samebits.numerics.exact.backward import digest_of, gradients
 from samebits.numerics.exact.batch_norm import Call, ShardNorms, counting_apart
 from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
-from samebits.numerics.exact.kept import Kept, bits
+from samebits.numerics.exact.kept import Kept
 from samebits.numerics.exact.parameters import Entry, tied_places
 from samebits.numerics.exact.recurrent import flat_weights_entered
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
@@ -32,7 +31,7 @@ from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_O
 from samebits.numerics.interface import computed, logits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.numerics import ExactNumerics
 
@@ -92,7 +91,8 @@ class ExactModule(nn.Module):
         at_once = self._numerics.apart is None
         if getattr(self, "_is_replica", False):  # its modules live for one step
             self._kept = {}
-            at_once = at_once and self._numerics.batch_norm != "global"
+            if at_once and self._numerics.batch_norm == "global":
+                self._numerics.apart, at_once = _REPLICAS, False
         self._require_kept(mode)
         outputs = self._run_together(part, shards, step, values) if at_once else None
         if outputs is None:
@@ -105,8 +105,8 @@ class ExactModule(nn.Module):
 
     def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
         outputs, kept, apart = [], self._guarded(values), None
-        if self._numerics.batch_norm == "global":
-            apart = f"shards run one by one: {self._numerics.apart or _REPLICAS}"
+        if self._numerics.batch_norm == "global" and torch.is_grad_enabled():
+            apart = f"shards run one by one: {self._numerics.apart}"
         for shard, part in zip(shards, parts, strict=True):
             engine = self._engine(step, [shard], kept)
             calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
@@ -126,7 +126,9 @@ class ExactModule(nn.Module):
             with engine, guarded(engine):
                 try:
                     found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls, batch)
-                except Exception as error:  # noqa: BLE001 - alone, a shard raises it again if it is the model's own
+                except Exception as error:  # alone, a shard raises it again if it is the model's own
+                    if batch is not None and not together.stands_in_the_way(error):
+                        raise  # as where ranks could not communicate
                     self._numerics.apart = together.why_apart(error)
                     return None
             outputs.append(found.outputs)
@@ -164,15 +166,15 @@ class ExactModule(nn.Module):
         for index, (shard, one) in reversed(fed) if backwards else fed:
             draws, entered = Draws(self._numerics.seed, step, [shard]), self._entries(values)
             engine = Engine(draws, kept=kept)
-            norms = ShardNorms(self.model, engine)
+            norms = self._norms(engine)
             with torch.enable_grad(), self._entered(entered, values), engine, OneForm(engine, norms):
                 held = switches()
                 with guarded(engine):
                     outputs = self._outputs(one)
                 if name := switched(held):  # checked before the backward pass, which may need its old value
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
-                grads = _grads(outputs, entered, slopes_of(index, outputs.detach()))
-            found[shard] = _digest(outputs, grads, draws)
+                grads = gradients(outputs, entered, slopes_of(index, outputs.detach()))
+            found[shard] = digest_of(outputs, grads, draws)
         for name in before.changes():
             raise written_in_forward(name)
         return found
@@ -182,6 +184,8 @@ class ExactModule(nn.Module):
     ) -> dict[int, bytes]:
         """``fingerprint`` of one pass over all these shards. Raises whatever stands in the way of such a pass."""
         values, trained = self._values(), {place: one.requires_grad for place, one in self._by_place()}
+        shards = together.tried(shards, values)
+        part = mapped(itemgetter(slice(len(shards))), part)
         entered = {
             place: value.expand(len(shards), *value.shape).requires_grad_(trained[place])
             for place, value in values.items()
@@ -196,9 +200,9 @@ class ExactModule(nn.Module):
             part = mapped(lambda one: one[order.to(one.device)], part)
             outputs = self._vmapped(part, entered, engine, batch=batch).outputs
             slopes = [slopes_of(index, one) for (index, _), one in zip(fed, outputs.detach(), strict=True)]
-            grads = _grads(outputs, entered, torch.stack(slopes))
+            grads = gradients(outputs, entered, torch.stack(slopes))
         return {
-            shard: _digest(outputs[place], [None if grad is None else grad[place] for grad in grads], draws)
+            shard: digest_of(outputs[place], [None if grad is None else grad[place] for grad in grads], draws)
             for place, (_, shard) in enumerate(fed)
         }
 
@@ -244,10 +248,15 @@ class ExactModule(nn.Module):
     ) -> None:
         entered = self._entries(values)
         with torch.enable_grad(), self._entered(entered, values):
-            with forward, OneForm(forward, ShardNorms(self.model, forward)), guarded(forward):
+            with forward, OneForm(forward, self._norms(forward)), guarded(forward):
                 outputs = self._outputs(part)
             with backward:
-                _grads(outputs, entered, slopes_of(outputs.detach()))
+                gradients(outputs, entered, slopes_of(outputs.detach()))
+
+    def _norms(self, engine: Engine) -> ShardNorms:
+        """Norms of a shard in a trial, where the batch that BatchNorm is over has no other."""
+        over = JoinedBatch(alone, 1, at_once=False) if self._numerics.batch_norm == "global" else None
+        return ShardNorms(self.model, engine, batch=over)
 
     def _values(self) -> dict[str, Tensor]:
         """Float32 values of the parameters, as the model sees them."""
@@ -327,21 +336,3 @@ class ExactModule(nn.Module):
 
 def _shares(now: Tensor | None, value: Tensor) -> bool:
     return now is not None and storage_of(now) == storage_of(value)
-
-
-def _grads(outputs: Tensor, entered: dict[str, Tensor], slopes: Tensor) -> tuple[Tensor | None, ...]:
-    trained = [tensor for tensor in entered.values() if tensor.requires_grad]
-    return torch.autograd.grad(outputs, trained, slopes, allow_unused=True)
-
-
-def _digest(outputs: Tensor, grads: Iterable[Tensor | None], draws: Draws) -> bytes:
-    digest = hashlib.blake2b()
-    for tensor in (outputs, *(grad for grad in grads if grad is not None)):
-        digest.update(bits(tensor.cpu()))
-    return digest.digest() + bytes(str(draws.count), "ascii")
-
-
-def run_backward(loss: Tensor) -> None:
-    """``loss.backward()`` within all entered modes; PyTorch's own leaves the function modes first."""
-    _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True,
-                         accumulate_grad=True)  # fmt: skip

@@ -15,7 +15,9 @@ from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact import ambient, elementary
+from samebits.numerics.exact.backward import run_backward
 from samebits.numerics.exact.batch_norm import RunningStatistics
 from samebits.numerics.exact.compiled import check as check_kernels
 from samebits.numerics.exact.compiled import library
@@ -23,7 +25,7 @@ from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.losses import SummedLoss, each_loss
-from samebits.numerics.exact.module import ExactModule, Part, run_backward
+from samebits.numerics.exact.module import ExactModule, Part
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
@@ -215,13 +217,13 @@ class ExactNumerics(Numerics):
             if self.batch_norm == "global":  # alone, shards are normalised by themselves
                 expected = fingerprint(backwards=True)
         except Exception as error:  # noqa: BLE001 - alone, they have run
-            self.apart = why_apart(error)
+            self.apart = "a trial of one pass ran out of memory" if is_out_of_memory(error) else why_apart(error)
             return
-        unlike = [shard for shard, digest in expected.items() if found[shard] != digest]
-        if unlike and self.apart is None:
+        unlike = [shard for shard, digest in found.items() if expected[shard] != digest]
+        if unlike and (self.apart is None or self.batch_norm == "global"):
             raise RefusedError(
-                f"shard {unlike[0]} gives other bits in one pass with others than alone, which it did not at first",
-                hint=f"train again with {SWITCH}=apart, which runs shards one by one",
+                f"shard {unlike[0]} gives other bits in one pass than alone, or in another order",
+                hint=f"set exact.batch_norm to shard, or the environment's {SWITCH} to apart",
             )
         self.apart = None
         self.windows.apart |= bool(unlike)

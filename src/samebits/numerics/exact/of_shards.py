@@ -119,8 +119,8 @@ class _Lookup(Function):
         ctx.rows, ctx.padding = weight.shape[1], padding
         with below():
             if are_shared(weight):
-                return weight[0][index]
-            return torch.stack([rows[one] for one, rows in zip(index, weight, strict=True)])
+                return torch.embedding(weight[0], index)
+            return torch.stack([torch.embedding(rows, one) for one, rows in zip(index, weight, strict=True)])
 
     @staticmethod
     @once_differentiable

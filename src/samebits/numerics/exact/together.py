@@ -27,12 +27,26 @@ if TYPE_CHECKING:
 
 
 SWITCH, UNTRIED = "SAMEBITS_SHARDS", "they have not been tried in one pass"
+_MOST_TRIED = 2**28  # elements of the gradients of all parameters and of all shards in a trial
 _MOST = 2**26  # elements of the largest parameter's gradients, of all shards in one pass
+
+
+def physical(x: Tensor) -> Tensor:
+    """A tensor of all shards, in whose place ``vmap`` shows that of one, which never requires a gradient."""
+    while torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def why_apart_at_first() -> str:
     """Why shards run one by one before a trial: there was none, or the user does not want one."""
     return f"{SWITCH} is set to apart" if os.environ.get(SWITCH) == "apart" else UNTRIED
+
+
+def tried(shards: range, values: dict[str, Tensor]) -> range:
+    """Shards of a trial, which holds all their gradients at once: at least two."""
+    largest = max(sum(value.numel() for value in values.values()), 1)
+    return shards[: max(2, _MOST_TRIED // largest)]
 
 
 def passes(shards: range, values: dict[str, Tensor], *, whole: bool = False) -> Iterator[range]:
@@ -79,6 +93,11 @@ _WHY = {
     "to be equal size": _SHAPE,
 }
 """What stands in the way, by a part of PyTorch's message."""
+
+
+def stands_in_the_way(error: Exception) -> bool:
+    """Whether an error says that ``vmap`` cannot run the model."""
+    return any(part in str(error) for part in (*_WHY, "vmap", "Batching rule"))
 
 
 def why_apart(error: Exception) -> str:

@@ -48,7 +48,7 @@ class Windows:
 
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: list[str] = []
-        self.apart = False
+        self.apart = self._agreed_apart = False
         """Whether shards of some rank have other bits in one pass than alone. ``settle`` makes ranks agree on it."""
         self.expect(places)
         self.clear()
@@ -144,8 +144,8 @@ class Windows:
                 f"{few(beyond, 1)}: infinite or not a number, so there is no exact sum over the batch",
                 hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
             )
-        fits = not missing and bool(apart) == self.apart
-        self.apart = bool(apart)
+        fits = not missing and bool(apart) == self._agreed_apart
+        self._agreed_apart = self.apart = bool(apart)
         for place, top in tops.items():
             if place not in self.tops or top > self.tops[place]:
                 fits = False
