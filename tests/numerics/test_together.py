@@ -196,10 +196,12 @@ def test_a_hook_of_a_gradient_is_kept_by_running_shards_one_by_one(hook):
 
 
 def test_a_model_knows_in_one_pass_which_tensors_require_a_gradient():
-    alone, _ = trained(lambda: Net(lambda net, x: net.body(x) * (2.0 if net.body(x).requires_grad else 1.0)),
-                       images, classes, at_once=False)  # fmt: skip
-    found, apart = trained(lambda: Net(lambda net, x: net.body(x) * (2.0 if net.body(x).requires_grad else 1.0)),
-                           images, classes, at_once=True)  # fmt: skip
+    def doubled(net, x):
+        y = net.body(x)
+        return y * (2.0 if y.requires_grad else 1.0)
+
+    alone, _ = trained(lambda: Net(doubled), images, classes, at_once=False)
+    found, apart = trained(lambda: Net(doubled), images, classes, at_once=True)
     assert (found, apart) == (alone, None)
 
 

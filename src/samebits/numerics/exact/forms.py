@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
-_FIRST = {"input"}  # a name of PyTorch's for what forms get first
 _TRAINS = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 
@@ -72,7 +71,9 @@ class OneForm(_Functions):
         form, kwargs = self._forms.get(func), kwargs or {}
         if form is None:
             return func(*args, **kwargs)
-        return form(*(kwargs.pop(name) for name in _FIRST & kwargs.keys()), *args, **kwargs)
+        if "input" in kwargs:  # PyTorch's name for what forms get first
+            args = (kwargs.pop("input"), *args)
+        return form(*args, **kwargs)
 
 
 class GradientsUnread(_Functions):
@@ -151,47 +152,48 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
     return z if bias is None else z + bias
 
 
-def _reduced(losses: Tensor, size_average: bool | None, reduce: bool | None, reduction: str) -> Tensor:
-    """Losses, with their mean or sum apart. PyTorch's own divides elsewhere for several shards at once."""
-    if size_average is not None or reduce is not None:
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    return {"mean": losses.mean, "sum": losses.sum}.get(reduction, lambda: losses)()
+def _reduced_apart(losses_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss with its mean or sum apart. PyTorch's own divides elsewhere for several shards at once."""
+
+    def version(
+        x: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        pos_weight: Tensor | None = None,
+    ) -> Tensor:
+        losses = losses_of(x, target, weight, pos_weight)
+        if size_average is not None or reduce is not None:
+            reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+        if reduction == "mean":
+            return losses.mean()
+        return losses.sum() if reduction == "sum" else losses
+
+    return version
 
 
-def _binary_cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+def _binary_cross_entropies(x: Tensor, target: Tensor, weight: Tensor | None, _: None) -> Tensor:
+    return F.binary_cross_entropy(x, target, weight, reduction="none")
+
+
+def _binary_cross_entropies_with_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None
 ) -> Tensor:
-    """``F.binary_cross_entropy``."""
-    return _reduced(F.binary_cross_entropy(x, target, weight, reduction="none"), size_average, reduce, reduction)
-
-
-def _binary_cross_entropy_with_logits(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
-) -> Tensor:
-    """``F.binary_cross_entropy_with_logits``, by logarithms of sigmoids."""
+    """By logarithms of sigmoids."""
     if x.shape != target.shape:
         raise ValueError(f"Target size ({target.shape}) must be the same as input size ({x.shape})")
     likelihood = F.logsigmoid(x)
     if pos_weight is not None:
         likelihood = (target * (pos_weight - 1) + 1) * likelihood
     losses = (1 - target) * x - likelihood
-    return _reduced(losses if weight is None else losses * weight, size_average, reduce, reduction)
+    return losses if weight is None else losses * weight
 
 
 _FORMS: dict[Any, Callable[..., Any]] = {
-    F.binary_cross_entropy: _binary_cross_entropy,
-    F.binary_cross_entropy_with_logits: _binary_cross_entropy_with_logits,
+    F.binary_cross_entropy: _reduced_apart(_binary_cross_entropies),
+    F.binary_cross_entropy_with_logits: _reduced_apart(_binary_cross_entropies_with_logits),
     F.bilinear: _bilinear,
     F.linear: _linear,
     F.multi_head_attention_forward: _attention,

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
-from samebits.numerics.exact.of_shards import first
+from samebits.numerics.exact.of_shards import UnderVmap, first
 from samebits.numerics.exact.operations.reductions import divided
 
 
@@ -78,18 +78,13 @@ class _Norm(torch.autograd.Function):
             return slopes.to(torch.float32), None, None
 
 
-class _UnderVmap(torch.autograd.Function):
+class _OfShards(UnderVmap):
     """``_Norm`` where the axis of shards is that of ``torch.func.vmap``."""
 
     @staticmethod
     def forward(x: Tensor, eps: float, _: JoinedBatch) -> tuple[Tensor, ...]:
-        """A part that is the same for all shards has no gradient."""
         results: tuple[Tensor, ...] = _Norm.apply(x.unsqueeze(0), eps, JoinedBatch(alone, 1))  # type: ignore[no-untyped-call]
         return results[0].squeeze(0), *results[1:]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
 
     @staticmethod
     def vmap(
@@ -109,5 +104,5 @@ def normalized(x: Tensor, eps: float, batch: JoinedBatch) -> tuple[Tensor, Tenso
     if not batch.at_once:
         y, mean, variance = _Norm.apply(lines.unsqueeze(0), eps, batch)  # type: ignore[no-untyped-call]
     else:
-        y, mean, variance = _UnderVmap.apply(lines, eps, batch)  # type: ignore[no-untyped-call]
+        y, mean, variance = _OfShards.apply(lines, eps, batch)  # type: ignore[no-untyped-call]
     return y.view(x.shape), mean, variance

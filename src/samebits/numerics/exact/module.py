@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from samebits.errors import RefusedError, few
 from samebits.models.nested import Nested, mapped, unbound
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact import together
 from samebits.numerics.exact.ambient import guarded
@@ -127,8 +128,9 @@ class ExactModule(nn.Module):
                 try:
                     found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls, batch)
                 except Exception as error:  # alone, a shard raises it again if it is the model's own
-                    if batch is not None and not together.stands_in_the_way(error):
-                        raise  # as where ranks could not communicate
+                    strange = batch is not None and not together.stands_in_the_way(error)  # as ranks that are gone
+                    if strange or is_out_of_memory(error):
+                        raise
                     self._numerics.apart = together.why_apart(error)
                     return None
             outputs.append(found.outputs)

@@ -15,7 +15,6 @@ from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
-from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.backward import run_backward
 from samebits.numerics.exact.batch_norm import RunningStatistics
@@ -217,7 +216,7 @@ class ExactNumerics(Numerics):
             if self.batch_norm == "global":  # alone, shards are normalised by themselves
                 expected = fingerprint(backwards=True)
         except Exception as error:  # noqa: BLE001 - alone, they have run
-            self.apart = "a trial of one pass ran out of memory" if is_out_of_memory(error) else why_apart(error)
+            self.apart = why_apart(error)
             return
         unlike = [shard for shard, digest in found.items() if expected[shard] != digest]
         if unlike and (self.apart is None or self.batch_norm == "global"):

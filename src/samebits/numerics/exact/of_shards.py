@@ -133,18 +133,24 @@ class _Lookup(Function):
         return None, torch.stack(found), None
 
 
+class UnderVmap(Function):
+    """A function that ``torch.func.vmap`` runs on the axis of shards by another; it keeps nothing of its own.
+
+    Without an axis of shards there is no parameter, and so no gradient.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+
 def _under_vmap(physical: type[Function], function: Callable[..., Tensor]) -> type[Function]:
     """A function of two tensors, and more, that under ``vmap`` is ``physical`` on the axis of shards."""
 
-    class UnderVmap(Function):
+    class OfShards(UnderVmap):
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            """Without an axis of shards there is no parameter, and so no gradient."""
             return function(*args)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Nothing is kept."""
 
         @staticmethod
         def vmap(
@@ -153,7 +159,7 @@ def _under_vmap(physical: type[Function], function: Callable[..., Tensor]) -> ty
             x, other = (first(t, dim, info.batch_size) for t, dim in zip((x, other), in_dims, strict=False))
             return _applied(physical, x, other, *more), 0
 
-    return UnderVmap
+    return OfShards
 
 
 def _applied(function: type[Function], *args: Any) -> Tensor:

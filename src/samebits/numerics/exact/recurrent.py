@@ -20,7 +20,7 @@ from samebits.numerics.exact import of_shards
 from samebits.numerics.exact.cells import GRU, LSTM, RELU, TANH, Cell
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_products, snap, snap_rows
-from samebits.numerics.exact.of_shards import are_shared, first
+from samebits.numerics.exact.of_shards import UnderVmap, are_shared, first
 from samebits.numerics.exact.operations.registry import bits_for
 from samebits.numerics.exact.products import exact_matmul, products_of_shards
 
@@ -141,17 +141,12 @@ def _products(left: Tensor, right: Tensor, shards: int | None) -> Tensor:
         return products_of_shards(one, other, bits_for(one.shape[1]))
 
 
-class _StepsOfShards(torch.autograd.Function):
+class _StepsOfShards(UnderVmap):
     """``_Steps`` under ``torch.func.vmap``: the rows of all shards belong to one sequence."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        """Without an axis of shards there is no parameter, and so no gradient."""
         return _steps(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
 
     @staticmethod
     def vmap(

@@ -101,9 +101,9 @@ def stands_in_the_way(error: Exception) -> bool:
 
 
 def why_apart(error: Exception) -> str:
-    """Why shards do not run in one pass, and in which module. Raises the error: memory has run out."""
+    """Why shards do not run in one pass, and in which module."""
     if is_out_of_memory(error):
-        raise error
+        return "a trial of one pass ran out of memory"
     text, module = first_line(str(error)), calling_module(error)
     why = next((why for part, why in _WHY.items() if part in text), text)
     return why if module is None else f"{module.path} ({module.kind}): {why}"

@@ -20,6 +20,12 @@ _MOST = 2**31 - 1
 _TWICE = "values are put into one place twice, and which one stays is not fixed"
 
 
+def _of_elements(places: Tensor, dim: int, terms: Tensor) -> Tensor:
+    """Places of slices of an axis as those of each element of ``terms``."""
+    shape = [-1 if axis == dim % terms.dim() else 1 for axis in range(terms.dim())]
+    return places.view(shape).expand_as(terms)
+
+
 class _Slices(NamedTuple):
     """Slices of an axis: term number i belongs to slice ``places[i]``."""
 
@@ -32,8 +38,7 @@ class _Slices(NamedTuple):
 
     def join_largest(self, x: Tensor, terms: Tensor) -> Tensor:
         """Give each place in ``x`` the largest of itself and its terms."""
-        shape = [-1 if axis == self.dim % x.dim() else 1 for axis in range(x.dim())]
-        return x.scatter_reduce_(self.dim, self.places.view(shape).expand_as(terms), terms, "amax")
+        return x.scatter_reduce_(self.dim, _of_elements(self.places, self.dim, terms), terms, "amax")
 
     def read(self, x: Tensor) -> Tensor:
         """What the place of each term holds."""
@@ -229,8 +234,7 @@ def index_reduce(
     if not x.dim():
         line = scatter_reduce(x.view(1), 0, index.view(-1), source.view(-1), reduce, include_self=include_self)
         return line.view(())
-    shape = [-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())]
-    return scatter_reduce(x, dim, index.view(shape).expand_as(source), source, reduce, include_self=include_self)
+    return scatter_reduce(x, dim, _of_elements(index, dim, source), source, reduce, include_self=include_self)
 
 
 def _onto(x: Tensor, axis: int, places: Tensor, size: int) -> Tensor:
