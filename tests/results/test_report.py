@@ -275,7 +275,7 @@ DEVICE = {"weights": 6 * MIB, "gradients": 3 * MIB, "optimizer": 12 * MIB, "acti
 )  # fmt: skip
 def test_what_memory_is_for(strategy, devices, source, expected):
     one = row(strategy, memory=memory(*devices, source=source))
-    (said,) = row_remarks(one, speed_is_said=True)
+    (said,) = row_remarks(one)
     assert said.startswith(f"{strategy}-fast: a step of 256")
     assert expected in said
-    assert row_remarks(row(strategy), speed_is_said=True) == []
+    assert row_remarks(row(strategy)) == []

@@ -120,11 +120,7 @@ def say_speed(row: Row) -> str:
     if row.strategy == BASELINE.name:
         return f"{row.name} on {devices_of(row)} is what the others are measured against."
     if row.speedup is None:
-        if row.speedup_unavailable is None:
-            return f"{row.name} has no speed-up: it was not measured."
-        kind, text = row.speedup_unavailable.kind, row.speedup_unavailable.text
-        named = f" ({spoken(kind)})" if kind in LABELS else ""
-        return f"{row.name} has no speed-up{named}: {text}."
+        return f"{row.name} has no speed-up{_why_none(row)}."
     speed = times_of(row.speedup, "the speed of single") + undecided(row.speedup)
     text = f"{row.name} on {devices_of(row)} ran at {speed}, in slices that took turns"
     step = row.slice_step_ms
@@ -141,6 +137,22 @@ def say_speed(row: Row) -> str:
     if parts:
         text += f". Of a step, {listed(parts)}"
     return text + "."
+
+
+def _why_none(row: Row) -> str:
+    """Why a row has no speed-up, with the label that says it."""
+    if row.speedup_unavailable is None:
+        return ": it was not measured"
+    kind, text = row.speedup_unavailable.kind, row.speedup_unavailable.text
+    return f" ({spoken(kind)}): {text}" if kind in LABELS else f": {text}"
+
+
+def _say_without(rows: Iterable[Row]) -> list[str]:
+    """One sentence for each reason why runs have no speed-up."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(_why_none(row), []).append(row.name)
+    return [f"{listed(runs)} {'have' if len(runs) > 1 else 'has'} no speed-up{why}." for why, runs in names.items()]
 
 
 def _lost_parts(step: SliceSteps, row: Row) -> list[tuple[str, float]]:
@@ -167,9 +179,14 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def figures_in_words(comparison: Comparison) -> list[str]:
-    """How well a device is used, each speed-up with its parts, what ``exact`` refused, and its price."""
+    """How well a device is used, each speed-up with its parts or why there is none, what ``exact`` refused, its price.
+
+    Where the time of a step goes is said of the first numerics only.
+    """
     rows = first_numerics(comparison)
-    speeds = [say_speed(row) for row in rows if row.strategy != BASELINE.name]
+    others = [row for row in comparison.rows if row.strategy != BASELINE.name]
+    speeds = _say_without(row for row in others if row.speedup is None)
+    speeds += [say_speed(row) for row in others if row.speedup and row in rows]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
     refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])
     return [*say_use(rows), *speeds, *refused, *prices]
@@ -184,26 +201,18 @@ def say_price(price: Ratio) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Labels, notes, and settings that were not applied, of all runs; and why figures are missing."""
-    first = first_numerics(comparison)
+    """Labels, notes, and settings that were not applied, of all runs; and why figures other than speed are missing."""
     names: dict[str, list[str]] = {}
     for row in comparison.rows:
-        for line in row_remarks(row, speed_is_said=row in first):
+        for line in row_remarks(row):
             names.setdefault(line.removeprefix(f"{row.name}: "), []).append(row.name)
     return [*(f"{', '.join(named)}: {text}" for text, named in names.items()), *say_gaps(comparison.rows)]
 
 
-def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:
-    """The remarks on one run. With ``speed_is_said``, another sentence says why it has no speed-up."""
-    reason = row.speedup_unavailable
-    told = reason is not None and speed_is_said
-    lines = [
-        f"{row.name}: {spoken(label.kind)}: {label.text}"
-        for label in row.labels
-        if not (told and reason and label.kind == reason.kind)
-    ]
-    if reason and not speed_is_said and reason.kind not in {label.kind for label in row.labels}:
-        lines.append(f"{row.name}: no speed-up: {reason.text}")
+def row_remarks(row: Row) -> list[str]:
+    """The remarks on one run, without the label that another sentence gives as the reason for no speed-up."""
+    said = row.speedup_unavailable.kind if row.speedup_unavailable else None
+    lines = [f"{row.name}: {spoken(label.kind)}: {label.text}" for label in row.labels if label.kind != said]
     lines += [f"{row.name}: {note.text}" for note in row.notes]
     if row.price_unavailable:
         lines.append(f"{row.name}: no price of exact: {row.price_unavailable.text}")
@@ -219,4 +228,4 @@ def describe_row(row: Row) -> str:
     if row.verdict:
         lines += [f"Against {row.verdict.against}: **{row.verdict.grade}**."]
         lines += [f"- {sentence}" for sentence in [*say_apart(row.verdict), *sentences(row.verdict)]]
-    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row, speed_is_said=True))
+    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row))
