@@ -16,6 +16,8 @@ CLI = ("-m", "samebits.cli")
 TOLD = "SAMEBITS_PLACE_TOLD"
 """Variable of a stage behind another, which has said where both run."""
 
+_EXPERIMENTS = ".dvc/tmp/exps"  # folder of clones in which DVC runs queued experiments, and which it then removes
+
 
 def is_kit(root: Path = Path()) -> bool:
     """Whether a folder is the root of the kit's own repository, whose sources then run in place of installed ones."""
@@ -48,6 +50,12 @@ def stage_in(arguments: Sequence[str]) -> str:
 def stage_command(stage: str, *options: str) -> str:
     """What somebody types to run a stage here, for a hint."""
     return " ".join([f"python pipeline/{stage}.py" if is_kit() else f"samebits stage {stage}", *options])
+
+
+def repository_of_experiment(folder: Path) -> Path | None:
+    """The repository whose temporary DVC experiment a folder is; None if it is none."""
+    outer, marker, _ = f"{folder.resolve()}/".partition(f"/{_EXPERIMENTS}/")
+    return Path(outer) if marker else None
 
 
 def repro_command() -> str:

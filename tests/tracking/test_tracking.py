@@ -558,6 +558,26 @@ def test_a_comparison_that_cannot_be_logged_stays_untracked(why, repository, mon
     assert re.match(f"the comparison stays untracked: .*{why}", said), said
 
 
+def test_a_queued_experiment_waits_for_its_sender(repository, monkeypatch):
+    """DVC removes its folder with the logs in it. A sender that gives up is told with the way out."""
+    folder = repository / ".dvc/tmp/exps/standalone/tmp1"
+    folder.mkdir(parents=True)
+    here = {"reports": repository, "runs": repository, "wait_seconds": 0}
+    ended = []
+
+    def give_up(log):
+        ended.append(os.posix_spawnp("sleep", ["sleep", "0.5"], os.environ))
+        return ended[-1]
+
+    monkeypatch.setattr(sender, "start_sender", give_up)
+    assert sender.hand_over(COMPARISON, **here).startswith("MLflow has not answered yet")
+    os.waitpid(ended[0], 0)
+    monkeypatch.chdir(folder)
+    said = sender.hand_over(COMPARISON, **here)
+    assert "whose folder DVC removes now: `dvc exp apply` it, then `samebits stage compare`" in said
+    assert not Path(f"/proc/{ended[1]}").exists()
+
+
 def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
     deliver(finish(start(ROW.run)))
     for _ in range(2):  # the second time changes nothing

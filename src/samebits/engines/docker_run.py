@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.engines.docker import gpu_request, toolkit_version, traits
 from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
-from samebits.here import is_kit
+from samebits.here import is_kit, repository_of_experiment
 from samebits.host import allowed_gpus, boot_id, visible_uuids
 from samebits.host.devices import VISIBLE
 from samebits.tracking.store import address_parts, file_of
@@ -32,7 +32,6 @@ GPUS = "SAMEBITS_HOST_GPUS"
 MOUNTS = "SAMEBITS_MOUNTS"
 """Variable, or else a line of ``.env``, with further files and folders to mount, separated by colons."""
 
-_EXPERIMENTS = ".dvc/tmp/exps"  # folder of clones in which DVC runs queued experiments
 _SYSTEM_FOLDERS = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
 _IMAGE_FOLDERS = [
     Path(f"/{name}") for name in ("", "home", "home/samebits", "opt", "opt/samebits", "opt/src", "run", "tmp", "var")
@@ -202,7 +201,7 @@ def mounts_of(
         UserError: an entry of SAMEBITS_MOUNTS is missing.
         HostError: a path is one at which the image has its own files.
     """
-    project = _project(cwd)
+    project = repository_of_experiment(cwd) or cwd
     paths = [*_git_folders(project), *_store_folder(tracking_uri), *_caches(project), *_user_mounts(project, environ)]
     for path in paths:
         if path.resolve() in _IMAGE_FOLDERS or is_seen(path.resolve(), _SYSTEM_FOLDERS):
@@ -215,12 +214,6 @@ def mounts_of(
 def is_seen(path: Path, mounts: Sequence[Path]) -> bool:
     """Whether a path lies in one of the mounts."""
     return any(mount in (path, *path.parents) for mount in mounts)
-
-
-def _project(cwd: Path) -> Path:
-    """``cwd``, or the repository whose temporary DVC experiment it is."""
-    outer, marker, _ = f"{cwd.resolve()}/".partition(f"/{_EXPERIMENTS}/")
-    return Path(outer) if marker else cwd
 
 
 def _git_folders(project: Path) -> list[Path]:

@@ -6,6 +6,7 @@ priority it would get a seventieth, and its imports alone would take minutes.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import SamebitsError, exit_on_error, one_line
-from samebits.here import stage_command
+from samebits.here import repository_of_experiment, stage_command
 from samebits.host import Counters, sample_seconds
 from samebits.host.locks import locked
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
@@ -43,8 +44,8 @@ _PAUSE_BY_LOOK = 20  # looking at very many logs takes long, and a training need
 _LOCK = LOGS.parent / "sender.lock"
 
 
-def start_sender(log: Path) -> None:
-    """Start the process that delivers ``log`` to MLflow. Nobody waits for it, and it can outlive this process."""
+def start_sender(log: Path) -> int:
+    """Start the process that delivers ``log`` to MLflow, and return its number. It can outlive this process."""
     output = str(log.with_suffix(".sender.log"))
     process = os.posix_spawn(
         sys.executable,
@@ -58,6 +59,7 @@ def start_sender(log: Path) -> None:
         ],
     )
     _lower_priority(process)
+    return process
 
 
 @contextmanager
@@ -90,16 +92,23 @@ def run(log: Path) -> None:
 def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds: float) -> str | None:
     """Have a comparison delivered. Returns a message if MLflow does not have it after ``wait_seconds``.
 
+    DVC removes the folder of a queued experiment, with the logs in it, so that it is left only when the sender ends.
     The comparison itself is complete, so that no problem with its local log or with MLflow is an error.
     """
+    removed = repository_of_experiment(Path()) is not None
     try:
         log = log_comparison(comparison, reports=reports, runs=runs)
-        start_sender(log)
-        deadline = time.monotonic() + wait_seconds
+        process = start_sender(log)
+        deadline = math.inf if removed else time.monotonic() + wait_seconds
+        ended = False
         while not (delivery := Delivery(log)).done:
+            if ended:
+                again = f"`dvc exp apply` it, then `{stage_command('compare')}`"
+                return f"MLflow does not have all runs of this experiment, whose folder DVC removes now: {again}"
             if time.monotonic() > deadline:
                 return "MLflow has not answered yet; delivery goes on, or run `samebits track sync`"
             time.sleep(0.1)
+            ended = removed and os.waitpid(process, os.WNOHANG) != (0, 0)
     except (OSError, SamebitsError) as error:
         return f"the comparison stays untracked: {error}"
     refused = delivery.state.refused
