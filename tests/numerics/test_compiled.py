@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from samebits.errors import HostError
-from samebits.numerics.exact import losses
+from samebits.numerics.exact import grid, losses, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
@@ -156,8 +156,18 @@ def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tu
     )
     bias = usual(shape[-2], salt=13).to(torch.float64)
     assert_same(kernels, lambda: (rounded_matmul(wide, wide.mT), rounded_matmul(wide, -wide.mT, bias)))
-    assert_same(kernels, lambda: [fixed_order_sum(wide, dims) for dims in axes])
-    assert_same(kernels, lambda: [fixed_order_sum(wide.mT, dims) for dims in axes])
+    for numbers in (wide, wide.mT, x, x.mT):
+        assert_same(kernels, lambda numbers=numbers: [fixed_order_sum(numbers, dims) for dims in axes])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_columns_beyond_those_that_are_read_together(
+    kernels: Library, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (grid, sums):
+        monkeypatch.setattr(module, "threads", lambda: threads)
+    x = usual(40, 1100, salt=9)
+    assert_same(kernels, lambda: (snap(x, 0, 20), snap(x[:, :600].contiguous(), 0, 20), fixed_order_sum(x, (0,))))
 
 
 def test_a_grid_of_any_bits(kernels: Library) -> None:
@@ -233,7 +243,8 @@ def test_the_check_reaches_every_kernel(kernels: Library, monkeypatch: pytest.Mo
     exported = set(re.findall(r"^(?:API \w+ |ROW_API\(|UPDATE\()(\w+)[(,)]", source, re.M))
     functions = set(re.findall(r"^(?:MAP|TABLE)\((\w+),", source, re.M))
     assert functions == {one.__name__ for one in OF_NUMBERS}
-    assert called == (exported - {"use_threads", "all_near_float"}) | {f"{name}_double" for name in functions}
+    sums = {f"sum_{type_}" for type_ in re.findall(r"^SUM_OF\((\w+),", source, re.M)}
+    assert called == (exported - {"use_threads", "all_near_float"}) | sums | {f"{name}_double" for name in functions}
 
 
 def compiled_by(command: list[str], folder: Path, level: str | None, flags: Sequence[str] = build.FLAGS) -> Library:

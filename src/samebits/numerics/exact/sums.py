@@ -1,4 +1,4 @@
-"""Sums of float64 numbers in a fixed order, by halving."""
+"""Sums in float64 in a fixed order, by halving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import SUFFIXES, compiled, takes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
 
 def _fixed_order_sum(library: Library, x: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     x = x.contiguous()
-    if not x.dim() or not takes(x, dtype=torch.float64):
+    if not x.dim() or x.dtype not in SUFFIXES or not takes(x, dtype=x.dtype):
         return None
     for first, count in _runs(sorted(d % x.dim() for d in dims)):
         shape = (*x.shape[:first], *(1,) * count, *x.shape[first + count :])
         outer, terms = math.prod(x.shape[:first]), math.prod(x.shape[first : first + count])
         out = torch.empty(shape, dtype=torch.float64)
-        library.call("sum", x, out, outer, terms, math.prod(x.shape[first + count :]), threads())
+        inner = math.prod(x.shape[first + count :])
+        library.call("sum" + SUFFIXES[x.dtype], x, out, outer, terms, inner, threads())
         x = out
-    return x
+    return x.to(torch.float64)
 
 
 @compiled(_fixed_order_sum)
 def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Sum float64 numbers over ``dims``, which become axes of size 1, always in the same order: by halving.
+    """Sum numbers in float64 over ``dims``, which become axes of size 1, always in the same order: by halving.
 
     Neighbouring axes count as one, so that a sum over samples and positions is that over the rows of both. Each halving
     is one elementwise addition. The error is that of a pairwise sum, log2(n) roundings of float64.
     """
+    x = x.to(torch.float64)
     for first, count in _runs(sorted(d % x.dim() for d in dims) if x.dim() else []):
         line = x.flatten(first, first + count - 1) if count > 1 else x
         x = halved(line, first, torch.add, empty=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -64,7 +65,8 @@ def _of_grids() -> Iterable[Tensor]:
     yield products_of_shards(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20)
     yield rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias)
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
-    yield from (fixed_order_sum(wide, dims) for dims in ((0,), (1,), (2,), (0, 2), (0, 1, 2)))
+    for numbers, dims in itertools.product((wide, wide.to(torch.float32)), ((0,), (1,), (2,), (0, 2), (0, 1, 2))):
+        yield fixed_order_sum(numbers, dims)
 
 
 def _of_optimizers() -> Iterable[Tensor]:

@@ -283,38 +283,45 @@ INLINE double halved(double *restrict x, i64 count) {
 
 #define COLUMNS 32
 #define BLOCK 1024
-struct sum { const double *x; double *y; i64 count, inner; };
-static void sum_rows(const void *arguments, i64 first, i64 last) {
-    const struct sum *s = arguments;
-    i64 inner = s->inner, count = s->count, half = count / 2;
-    i64 blocks = (inner + COLUMNS - 1) / COLUMNS, wide = inner < COLUMNS ? inner : COLUMNS;
-    double *kept = malloc((size_t)(half ? half : 1) * (size_t)wide * sizeof(double));
-    for (i64 block = first; block < last; block++) {
-        i64 column = block % blocks * COLUMNS, columns = inner - column < COLUMNS ? inner - column : COLUMNS;
-        const double *x = s->x + block / blocks * count * inner + column;
-        double *y = s->y + block / blocks * inner + column;
-        if (count < 2) {
-            for (i64 c = 0; c < columns; c++) y[c] = count ? x[c] : 0.0;
-            continue;
-        }
-        for (i64 i = 0; i < half; i++)
-            for (i64 c = 0; c < columns; c++) kept[i * columns + c] = x[i * inner + c] + x[(half + i) * inner + c];
-        if (count % 2)
-            for (i64 c = 0; c < columns; c++) kept[c] = kept[c] + x[2 * half * inner + c];
-        for (i64 left = half; left > 1; left /= 2) {
-            i64 fewer = left / 2 * columns;
-            for (i64 i = 0; i < fewer; i++) kept[i] = kept[i] + kept[fewer + i];
-            if (left % 2)
-                for (i64 c = 0; c < columns; c++) kept[c] = kept[c] + kept[2 * fewer + c];
-        }
-        memcpy(y, kept, (size_t)columns * sizeof(double));
+struct sum { const void *x; double *y; i64 count, inner; };
+#define SUM_OF(type, suffix) \
+    static void sum_rows##suffix(const void *arguments, i64 first, i64 last) { \
+        const struct sum *s = arguments; \
+        i64 inner = s->inner, count = s->count, half = count / 2; \
+        i64 blocks = (inner + COLUMNS - 1) / COLUMNS, wide = inner < COLUMNS ? inner : COLUMNS; \
+        double *kept = malloc((size_t)(half ? half : 1) * (size_t)wide * sizeof(double)); \
+        for (i64 block = first; block < last; block++) { \
+            i64 column = block % blocks * COLUMNS; \
+            i64 columns = inner - column < COLUMNS ? inner - column : COLUMNS; \
+            const type *x = (const type *)s->x + block / blocks * count * inner + column; \
+            double *y = s->y + block / blocks * inner + column; \
+            if (count < 2) { \
+                for (i64 c = 0; c < columns; c++) y[c] = count ? (double)x[c] : 0.0; \
+                continue; \
+            } \
+            for (i64 i = 0; i < half; i++) { \
+                const type *restrict one = x + i * inner, *restrict other = x + (half + i) * inner; \
+                double *restrict both = kept + i * columns; \
+                for (i64 c = 0; c < columns; c++) both[c] = (double)one[c] + (double)other[c]; \
+            } \
+            if (count % 2) \
+                for (i64 c = 0; c < columns; c++) kept[c] = kept[c] + (double)x[2 * half * inner + c]; \
+            for (i64 left = half; left > 1; left /= 2) { \
+                i64 fewer = left / 2 * columns; \
+                for (i64 i = 0; i < fewer; i++) kept[i] = kept[i] + kept[fewer + i]; \
+                if (left % 2) \
+                    for (i64 c = 0; c < columns; c++) kept[c] = kept[c] + kept[2 * fewer + c]; \
+            } \
+            memcpy(y, kept, (size_t)columns * sizeof(double)); \
+        } \
+        free(kept); \
+    } \
+    API void sum##suffix(const void *x, double *y, i64 outer, i64 count, i64 inner, unsigned threads) { \
+        struct sum s = {x, y, count, inner}; \
+        share(sum_rows##suffix, &s, outer * ((inner + COLUMNS - 1) / COLUMNS), outer * count * inner, threads); \
     }
-    free(kept);
-}
-API void sum(const double *x, double *y, i64 outer, i64 count, i64 inner, unsigned threads) {
-    struct sum s = {x, y, count, inner};
-    share(sum_rows, &s, outer * ((inner + COLUMNS - 1) / COLUMNS), outer * count * inner, threads);
-}
+SUM_OF(float, _float)
+SUM_OF(double, _double)
 
 /* -- grids ------------------------------------------------------------------------------------------------------- */
 
@@ -374,31 +381,39 @@ API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads)
     share(snap_all_rows, &s, n, n, threads);
 }
 
-/* Columns of one matrix, of which each has a grid of its own; several at a time. */
+/* Columns of matrices, of which each has a grid of its own: as many at a time as lie near each other in memory. */
+#define MOST_COLUMNS 512
 static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
-    i64 width = s->width, count = s->count, blocks = (width + COLUMNS - 1) / COLUMNS;
+    i64 width = s->width, count = s->count, wide = s->groups, blocks = (width + wide - 1) / wide;
     for (i64 block = first; block < last; block++) {
-        i64 column = block % blocks * COLUMNS, columns = width - column < COLUMNS ? width - column : COLUMNS;
+        i64 column = block % blocks * wide, columns = width - column < wide ? width - column : wide;
         const float *x = s->x + block / blocks * count * width + column;
         double *y = s->y + block / blocks * count * width + column;
-        int32_t most[COLUMNS] = {0};
-        double shifts[COLUMNS];
-        for (i64 i = 0; i < count; i++)
+        int32_t most[MOST_COLUMNS] = {0};
+        double shifts[MOST_COLUMNS];
+        for (i64 i = 0; i < count; i++) {
+            const float *restrict row = x + i * width;
             for (i64 c = 0; c < columns; c++) {
                 int32_t size;
-                memcpy(&size, x + i * width + c, 4);
+                memcpy(&size, row + c, 4);
                 size &= INT32_MAX;
                 most[c] = size > most[c] ? size : most[c];
             }
+        }
         for (i64 c = 0; c < columns; c++) shifts[c] = shifter((most[c] >> 23) - 126, s->bits);
-        for (i64 i = 0; i < count; i++)
-            for (i64 c = 0; c < columns; c++) y[i * width + c] = (double)x[i * width + c] + shifts[c] - shifts[c];
+        for (i64 i = 0; i < count; i++) {
+            const float *restrict row = x + i * width;
+            double *restrict out = y + i * width;
+            for (i64 c = 0; c < columns; c++) out[c] = (double)row[c] + shifts[c] - shifts[c];
+        }
     }
 }
 API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
-    struct snap s = {x, y, width, bits, count, 0};
-    share(snap_columns_rows, &s, outer * ((width + COLUMNS - 1) / COLUMNS), outer * count * width, threads);
+    i64 wide = (width + (i64)threads - 1) / (i64)threads;
+    wide = wide < COLUMNS ? COLUMNS : wide > MOST_COLUMNS ? MOST_COLUMNS : wide;
+    struct snap s = {x, y, width, bits, count, wide};
+    share(snap_columns_rows, &s, outer * ((width + wide - 1) / wide), outer * count * width, threads);
 }
 
 /* Let a number that threads share be at least one whose bits these are. */

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", bound="Callable[..., Any]")
 
-_SUFFIXES = {torch.float32: "_float", torch.float64: "_double"}
+SUFFIXES = {torch.float32: "_float", torch.float64: "_double"}
+"""Endings of the names of kernels that take numbers of either type."""
 
 
 class Library:
@@ -114,7 +115,7 @@ def of_numbers(
         name = plain.__name__
 
         def kernel(library: Library, x: Tensor) -> Tensor | None:
-            suffix = _SUFFIXES.get(x.dtype)
+            suffix = SUFFIXES.get(x.dtype)
             if suffix is None or not takes(x, dtype=x.dtype):
                 return None
             if near is not None and not library.call(near + suffix, x, x.numel()):

@@ -19,8 +19,7 @@ from samebits.numerics.exact.convolution import (
     snap_groups,
     terms_of_kernels,
 )
-from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact, wide
-from samebits.numerics.exact.sums import fixed_order_sum
+from samebits.numerics.exact.operations.registry import NotExactError, bits_for, check_float32, exact, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +77,7 @@ def convolution_backward(
     layout, grad_bias = _layout_of(x, weight, tuple(forward_settings)), None
     if wanted[2]:
         dims = (0, *range(2, grad.dim()))
-        grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
+        grad_bias = summed(grad, dims).squeeze(dims).to(grad.dtype)
     return (
         images_gradient(grad, x.shape, weight, layout) if wanted[0] else None,
         kernels_gradient(grad, x, weight.shape, layout) if wanted[1] else None,

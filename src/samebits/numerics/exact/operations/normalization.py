@@ -10,7 +10,7 @@ import torch
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.operations.reductions import divided, moments, norm_of
-from samebits.numerics.exact.operations.registry import exact, wide
+from samebits.numerics.exact.operations.registry import exact, summed, wide
 from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def group_norm_backward(
         products = wide(grad).reshape(flat).mul_(y.view(flat))
         grad_weight = fixed_order_sum(products, (0, 2)).reshape(channels).to(x.dtype)
     if output_mask[2]:
-        grad_bias = fixed_order_sum(wide(grad).reshape(flat), (0, 2)).reshape(channels).to(x.dtype)
+        grad_bias = summed(grad.reshape(flat), (0, 2)).reshape(channels).to(x.dtype)
     return grad_x, grad_weight, grad_bias
 
 

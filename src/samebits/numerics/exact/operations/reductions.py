@@ -12,7 +12,7 @@ from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import bits_of_sum, power_of_two, shifter, snap_, top
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.pointwise import enter_extreme, positive_zero, to_fit
-from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
+from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, summed, wide
 from samebits.numerics.exact.sums import fixed_order_sum, halved
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dty
     if not x.is_floating_point():
         return torch.sum(x, dims_of(x, dim), keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     dims = dims_of(x, dim)
-    return _shaped(fixed_order_sum(wide(x), dims), dims, keepdim=keepdim).to(dtype or x.dtype, copy=True)
+    return _shaped(summed(x, dims), dims, keepdim=keepdim).to(dtype or x.dtype, copy=True)
 
 
 @exact(aten.mean)
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """The mean over ``dim``: the sum is divided in float64, and the quotient rounded once."""
     x, dims = _of_type(x, dtype), dims_of(x, dim)
-    middle = divided(fixed_order_sum(wide(x), dims), terms_of(x, dims))
+    middle = divided(summed(x, dims), terms_of(x, dims))
     return _shaped(middle, dims, keepdim=keepdim).to(dtype or x.dtype)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from samebits.numerics.exact.compiled.library import mapped
 from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, blocks
+from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,12 @@ def wide(x: Tensor) -> Tensor:
     """A float64 copy of a float32 tensor. Raises NotExactError for any other type."""
     check_float32(x)
     return x.to(torch.float64)
+
+
+def summed(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The float64 sums of a float32 tensor over ``dims``. Raises NotExactError for any other type."""
+    check_float32(x)
+    return fixed_order_sum(x, dims)
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
