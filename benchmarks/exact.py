@@ -67,10 +67,18 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "wide_mlp at batch 256": ({"model": {"name": "wide_mlp"}, "data": VECTORS}, 1),
     "convnet at batch 256": ({"model": {"name": "convnet"}, "data": {"task": "images", "num_samples": 1024}}, 1),
     "gpt at batch 256": ({"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 1024}}, 1),
-    "a user's model of 256 modules at batch 16": (
-        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}, "batch": 16},
-        1,
-    ),
+    **{
+        f"a user's {name} at batch {batch}": (
+            {"model": {"name": f"user_models:{name}"}, "data": {"task": task, "num_samples": 1024}, "batch": batch},
+            1,
+        )
+        for task, batch, names in (
+            ("images", 16, ("ManyModules",)),
+            ("images", 64, ("ResNet", "ConvNeXt", "ViT")),
+            ("tokens", 256, ("NanoGPT", "Llama", "Bert", "LSTM")),
+        )
+        for name in names
+    },
 }
 # Larger where there is a GPU, on which the cases above would measure how fast the host launches kernels.
 CASES_OF_GPUS: dict[str, tuple[dict[str, Any], int]] = {

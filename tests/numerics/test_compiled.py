@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -17,7 +18,8 @@ from samebits.errors import HostError
 from samebits.numerics.exact import grid, losses, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
-from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
+from samebits.numerics.exact.grid import snap, snap_, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.registry import elementwise
@@ -168,6 +170,27 @@ def test_columns_beyond_those_that_are_read_together(
         monkeypatch.setattr(module, "threads", lambda: threads)
     x = usual(40, 1100, salt=9)
     assert_same(kernels, lambda: (snap(x, 0, 20), snap(x[:, :600].contiguous(), 0, 20), fixed_order_sum(x, (0,))))
+
+
+@pytest.mark.parametrize("special", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("kernel", [(1,), (5,), (3, 3), (2, 7)], ids=str)
+def test_depthwise_convolutions(kernels: Library, kernel: tuple[int, ...], each: int, special: float) -> None:
+    """Also of numbers that are not finite, which meet the zeros of the padding."""
+    axes = len(kernel)
+    for stride, padding, dilation, samples in itertools.product((1, 2, 3), (0, 1, 3), (1, 2), (1, 3)):
+        layout = Layout((stride,) * axes, (padding,) * axes, (dilation,) * axes, False, (0,) * axes, 4)
+        x = usual(samples, 4, *(9, 16)[-axes:], salt=20).to(torch.float64)
+        weight = usual(4 * each, 1, *kernel, salt=21).to(torch.float64)
+        x, weight = (snap_(one, 3 * 2.0**40) for one in (x, weight))
+        grad = snap_(usual(*convolved(x, weight, layout).shape, salt=22).to(torch.float64), 3 * 2.0**40)
+        x.view(-1)[5], weight.view(-1)[0], grad.view(-1)[3] = (special or number for number in (1.0, 2.0, 3.0))
+        for run in (
+            partial(convolved, x, weight, layout),
+            partial(gradient_of_images, grad, x.shape, weight, layout),
+            partial(gradient_of_kernels, grad, x, weight.shape, layout),
+        ):
+            assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
 
 
 def test_a_grid_of_any_bits(kernels: Library) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from samebits.numerics.exact import depthwise
 from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
@@ -79,6 +80,7 @@ def channels_on_grids(x: Tensor, bits: int) -> Tensor:
     return snap_groups(x.contiguous(), max(x.shape[0], 1), x.shape[1], bits)
 
 
+@compiled(depthwise.convolved)
 def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     """The convolution of images and kernels on grids, without negative zeros.
 
@@ -93,6 +95,7 @@ def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     return _from_windows(x, kernels, geometry, layout.groups)
 
 
+@compiled(depthwise.gradient_of_images)
 def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout: Layout) -> Tensor:
     """The gradient of ``convolved`` for the images, of gradients and kernels on grids, without negative zeros."""
     if _is_native(grad):
@@ -104,6 +107,7 @@ def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout
     return folded(torch.matmul(to_rows(grad, layout.groups), kernels), x_shape, geometry)
 
 
+@compiled(depthwise.gradient_of_kernels)
 def gradient_of_kernels(grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout) -> Tensor:
     """The gradient of ``convolved`` for the kernels, of gradients and images on grids, without negative zeros."""
     if _is_native(grad):

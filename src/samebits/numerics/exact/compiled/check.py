@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import HostError
-from samebits.numerics.exact import cells, losses, optimizers
+from samebits.numerics.exact import cells, convolution, losses, optimizers
 from samebits.numerics.exact.compiled import build
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, use, using
-from samebits.numerics.exact.convolution import snap_groups
+from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
@@ -69,6 +69,18 @@ def _of_grids() -> Iterable[Tensor]:
         yield fixed_order_sum(numbers, dims)
 
 
+def _of_depthwise_convolutions() -> Iterable[Tensor]:
+    for size, each, (stride, padding, dilation) in (((12, 11), 1, (2, 1, 3)), ((40,), 2, (1, 2, 1))):
+        axes = len(size)
+        moves = Layout((stride,) * axes, (padding,) * axes, (dilation,) * axes, False, (0,) * axes, 3)
+        x = snap_groups(_usual(2, 3, *size, salt=18), 1, 6, 20)
+        weight = snap_groups(_usual(3 * each, 1, *(3, 2)[:axes], salt=19), 1, 3, 20)
+        y = convolution.convolved(x, weight, moves)
+        grad = snap_groups(y.to(torch.float32), 1, 1, 20)
+        yield from (y, convolution.gradient_of_images(grad, x.shape, weight, moves))
+        yield convolution.gradient_of_kernels(grad, snap_groups(x.to(torch.float32), 1, 1, 20), weight.shape, moves)
+
+
 def _of_optimizers() -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
@@ -98,6 +110,7 @@ def _of_numbers(function: Callable[[Tensor], Tensor]) -> Iterable[Tensor]:
 CASES: dict[str, Callable[[], Iterable[Tensor]]] = {
     "rows": _of_rows,
     "grids and sums": _of_grids,
+    "depthwise convolutions": _of_depthwise_convolutions,
     "optimizers": _of_optimizers,
     "recurrent cells": _of_cells,
     **{function.__name__: partial(_of_numbers, function) for function in OF_NUMBERS},
