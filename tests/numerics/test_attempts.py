@@ -11,7 +11,7 @@ NOT_SEEN = {
     "frames_of_threads", "descriptor_late", "regex_scanner_late", "process_built", "process_of_log_record",
 }  # fmt: skip
 """Attempts that give other bits; docs/concepts/exact.md says of what kind they are."""
-NOT_TORCH = {"norm_weight_none", "load_state_dict", "pop_dispatch_mode", "pop_function_mode"}
+NOT_TORCH = {"load_state_dict", "pop_dispatch_mode", "pop_function_mode"}
 """Attempts that PyTorch itself answers with an error."""
 TOO_STRICT = {
     "debatable_constant_in_closure", "debatable_lazy_attribute", "debatable_p_from_weights", "orthogonal",

@@ -74,6 +74,7 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
 def _blockwise_product(
     library: Library, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
 ) -> Tensor | None:
+    x = x.contiguous()
     if not takes(x) or not takes(bias, dtype=torch.float64):
         return None
     (rows, terms), width = x.shape, factor.shape[1]
@@ -132,6 +133,7 @@ def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_sh
 
 
 def _shard_by_shard(library: Library, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
+    left, right = left.contiguous(), right.contiguous()
     if not takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]

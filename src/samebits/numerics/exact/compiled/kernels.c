@@ -659,16 +659,16 @@ static void lstm_rows(const void *arguments, i64 first, i64 last) { /* a: hidden
     for (i64 row = first; row < last; row++) {
         const float *x = l->x + row * 4 * n;
         const double *hidden = l->a + row * 4 * n, *before = l->b + row * n;
-        double *restrict gates = l->y + row * 4 * n, *shown = l->z + row * n, *state = l->v + row * n, *cell = l->w + row * n;
+        double *restrict gates = l->y + row * 4 * n, *restrict shown = l->z + row * n;
+        double *restrict state = l->v + row * n, *restrict cell = l->w + row * n;
         for (i64 i = 0; i < 4 * n; i++) gates[i] = x[i] + hidden[i];
         for (i64 i = 2 * n; i < 3 * n; i++) gates[i] = gates[i] * 2.0;
         for (i64 i = 0; i < 4 * n; i++) gates[i] = of_sigmoid(gates[i]);
         for (i64 i = 2 * n; i < 3 * n; i++) gates[i] = gates[i] * 2.0 - 1.0;
-        for (i64 i = 0; i < n; i++) {
-            cell[i] = (double)(float)(gates[n + i] * before[i] + gates[i] * gates[2 * n + i]);
-            shown[i] = steep_tanh(cell[i]);
-            state[i] = gates[3 * n + i] * shown[i];
-        }
+        /* one function a loop, else compilers do not make vectors of it */
+        for (i64 i = 0; i < n; i++) cell[i] = (double)(float)(gates[n + i] * before[i] + gates[i] * gates[2 * n + i]);
+        for (i64 i = 0; i < n; i++) shown[i] = steep_tanh(cell[i]);
+        for (i64 i = 0; i < n; i++) state[i] = gates[3 * n + i] * shown[i];
     }
 }
 API void lstm(const float *x, const double *hidden, const double *before, double *gates, double *shown, double *state,
@@ -706,13 +706,13 @@ static void gru_rows(const void *arguments, i64 first, i64 last) { /* a: hidden,
     for (i64 row = first; row < last; row++) {
         const float *x = g->x + row * 3 * n;
         const double *hidden = g->a + row * 3 * n, *before = g->b + row * n;
-        double *restrict gates = g->y + row * 2 * n, *candidate = g->z + row * n, *own = g->v + row * n, *state = g->w + row * n;
+        double *restrict gates = g->y + row * 2 * n, *restrict candidate = g->z + row * n;
+        double *restrict own = g->v + row * n, *restrict state = g->w + row * n;
         for (i64 i = 0; i < 2 * n; i++) gates[i] = of_sigmoid(x[i] + hidden[i]);
-        for (i64 i = 0; i < n; i++) {
-            own[i] = (double)(float)hidden[2 * n + i];
-            candidate[i] = steep_tanh(x[2 * n + i] + gates[i] * own[i]);
-            state[i] = (before[i] - candidate[i]) * gates[n + i] + candidate[i];
-        }
+        for (i64 i = 0; i < n; i++) own[i] = (double)(float)hidden[2 * n + i];
+        for (i64 i = 0; i < n; i++) candidate[i] = x[2 * n + i] + gates[i] * own[i];
+        for (i64 i = 0; i < n; i++) candidate[i] = steep_tanh(candidate[i]);
+        for (i64 i = 0; i < n; i++) state[i] = (before[i] - candidate[i]) * gates[n + i] + candidate[i];
     }
 }
 API void gru(const float *x, const double *hidden, const double *before, double *gates, double *candidate, double *own,

@@ -163,6 +163,7 @@ ALIKE = (
         inner="_to_copy abs add clamp div mul rsub sgn sub",
     ),
     Alike(why=_ROUNDED, types=(torch.float64,), inner="fmod sqrt"),
+    Alike(why="the largest of several numbers, in any order", types=(torch.float64,), inner="scatter_reduce"),
     Alike(
         why="integers, whose sums and products are the same in any order",
         types=_INTEGERS,
