@@ -59,15 +59,15 @@ class _Steps(torch.autograd.Function):
                 shown_bits = bits_of_products(projection.shape[1])
                 shown_factor = snap_rows(projection, shown_bits).mT
             now = [state.to(torch.float64) for state in states]
-            befores = [[x.new_empty((x.shape[0], state.shape[1])) for state in states]]
+            befores = [x.new_empty((x.shape[0], state.shape[1])) for state in states]
             outputs = x.new_empty((x.shape[0], states[0].shape[1]))
             wholes = None if projection is None else x.new_empty((x.shape[0], projection.shape[1]))
             saved: States = []
             for rows, samples in steps:
                 before = [state[:samples] for state in now]
-                for kept, state in zip(befores[0], before, strict=True):
+                for kept, state in zip(befores, before, strict=True):
                     kept[rows] = state
-                hidden = exact_matmul(snap_rows(before[0].to(torch.float32), bits), factor)
+                hidden = exact_matmul(snap_rows(befores[0][rows], bits), factor)
                 hidden = hidden if added is None else hidden.add_(added)
                 after, needed = cell.step(x[rows], hidden, before)
                 if wholes is not None:
@@ -78,9 +78,9 @@ class _Steps(torch.autograd.Function):
                     kept[rows] = one
                 outputs[rows] = after[0]
                 after[0] = outputs[rows].to(torch.float64)
-                now = [torch.cat([new, old[samples:]]) for new, old in zip(after, now, strict=True)]
+                now = _with_ended(after, now)
             ctx.cell, ctx.steps, ctx.bias, ctx.shards = cell, steps, bias is not None, shards
-            ctx.save_for_backward(weight, projection, wholes, *befores[0], *saved)
+            ctx.save_for_backward(weight, projection, wholes, *befores, *saved)
             return outputs, *(state.to(torch.float32) for state in now)
 
     @staticmethod
@@ -110,12 +110,19 @@ class _Steps(torch.autograd.Function):
                     kept[rows] = one
                 through = exact_matmul(snap_rows(of_gates[-1][rows], bits), factor)
                 earlier[0] = through if earlier[0] is None else earlier[0].add_(through)
-                now = [torch.cat([new, old[samples:]]) for new, old in zip(earlier, now, strict=True)]  # type: ignore[list-item]
+                now = _with_ended(earlier, now)  # type: ignore[arg-type]
             of_states = [one.to(torch.float32) for one in now]
         of_weight = _products(of_gates[-1], befores[0], ctx.shards)
         of_bias = _by_shard(of_gates[-1], ctx.shards).sum(-2) if ctx.bias else None
         of_projection = None if projection is None else _products(of_shown, wholes, ctx.shards)
         return None, None, None, None, of_gates[0], of_weight, of_bias, of_projection, *of_states
+
+
+def _with_ended(states: States, before: States) -> States:
+    """The states after a step, with those of samples that had ended before it."""
+    if len(states[0]) == len(before[0]):
+        return states
+    return [torch.cat([new, old[len(new) :]]) for new, old in zip(states, before, strict=True)]
 
 
 def _slices(sizes: Sequence[int], *, back: bool) -> list[tuple[slice, int]]:
