@@ -524,11 +524,9 @@ def results() -> dict[str, dict[str, Result]]:
 
 def cost(result: Result) -> Iterator[str]:
     """Ratios of an exact step."""
-    yield from table("model, batch of 256", *_EXACT_OVER.values())
+    yield from table("model", *_EXACT_OVER.values())
     for name, case in result["cases"].items():
-        model, _, batch = name.partition(" at ")
-        if batch == "batch 256":
-            yield row(model, *_exact_over(case))
+        yield row(name.replace(" at batch", ", batch"), *_exact_over(case))
 
 
 QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {

@@ -5,6 +5,7 @@ They take images and kernels on grids, whose sums of products are exact in float
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,20 +39,19 @@ def gradient_of_kernels(
 
 
 def _answer(
-    library: Library, name: str, one: Tensor, other: Tensor, sizes: tuple[torch.Size, torch.Size, Layout]
+    library: Library, name: str, left: Tensor, right: Tensor, sizes: tuple[torch.Size, torch.Size, Layout]
 ) -> Tensor | None:
     x_shape, weight_shape, layout = sizes
     axes, channels = len(x_shape) - 2, x_shape[1]
     alone = layout.groups == channels > 1 and weight_shape[1] == 1 and not layout.transposed and axes in (1, 2)
-    if not alone or not takes(one, other, dtype=torch.float64):
+    if not alone or not takes(left, right, dtype=torch.float64):
         return None
-    moved = zip(x_shape[2:], weight_shape[2:], layout.stride, layout.padding, layout.dilation, strict=True)
-    out = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, kernel, stride, pad, step in moved]
-    alone_axis = (1,) * (2 - axes)
-    pairs = [(*alone_axis, *n) for n in (x_shape[2:], out, weight_shape[2:], layout.stride)]
-    pairs += [((0,) * (2 - axes)) + tuple(layout.padding), (*alone_axis, *layout.dilation)]
-    moves = torch.tensor([channels, weight_shape[0] // channels, *(n for pair in pairs for n in pair)])
-    shape = {"depthwise": (x_shape[0], weight_shape[0], *out), "depthwise_images": x_shape}.get(name, weight_shape)
-    result = torch.empty(shape, dtype=torch.float64)
-    library.call(name, one, other, result, moves, x_shape[0], threads())
+    moves = layout.geometry(x_shape[2:], weight_shape[2:])
+    of_axes = [moves.size, moves.positions, moves.kernel, layout.stride, layout.padding, layout.dilation]
+    if axes == 1:  # as over two, the first of which has one element and no padding
+        of_axes = [(one, *numbers) for one, numbers in zip((1, 1, 1, 1, 0, 1), of_axes, strict=True)]
+    given = torch.tensor([channels, weight_shape[0] // channels, *itertools.chain(*of_axes)])
+    shape = {"depthwise": (x_shape[0], weight_shape[0], *moves.positions), "depthwise_images": x_shape}
+    result = torch.empty(shape.get(name, weight_shape), dtype=torch.float64)
+    library.call(name, left, right, result, given, x_shape[0], threads())
     return result

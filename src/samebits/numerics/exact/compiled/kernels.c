@@ -751,14 +751,16 @@ API void gru_slopes(const double *grad, const double *before, const double *gate
 
 struct moves { i64 channels, each, size[2], out[2], kernel[2], stride[2], padding[2], dilation[2], plane[2]; };
 static struct moves moves_of(const i64 *n) {
-    struct moves m = {n[0], n[1], {n[2], n[3]}, {n[4], n[5]}, {n[6], n[7]}, {n[8], n[9]}, {n[10], n[11]}, {n[12], n[13]}, {0}};
+    struct moves m = {n[0], n[1], {n[2], n[3]}, {n[4], n[5]}, {n[6], n[7]}, {n[8], n[9]}, {n[10], n[11]},
+                      {n[12], n[13]}, {0}};
     for (int axis = 0; axis < 2; axis++)
         m.plane[axis] = (m.out[axis] - 1) * m.stride[axis] + (m.kernel[axis] - 1) * m.dilation[axis] + 1;
     return m;
 }
 
-/* A plane is an image with its padding, as far as kernels reach. Numbers in a row of outputs are as far apart as the
- * numbers of the plane that they meet: a step of 1, or for wider strides row by row. */
+/* A plane is an image with its padding, as far as kernels reach. Where the stride is 1, rows of outputs are spread to
+ * the width of a plane: then the output at a place is a sum of the plane's numbers at the same place plus an offset, one
+ * for each number of the kernel, and one loop runs over all rows. Other strides go row by row. */
 #define LANES 8
 typedef double lanes __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
 struct depthwise {
@@ -810,7 +812,8 @@ static int all_finite(const double *x, i64 n) {
 }
 
 /* Sums of weights times numbers at offsets, for each of many places. */
-static void gather(double *to, const double *from, const i64 *offsets, i64 sign, const double *weights, i64 numbers, i64 n) {
+static void gather(double *to, const double *from, const i64 *offsets, i64 sign, const double *weights, i64 numbers,
+                   i64 n) {
     for (i64 i = 0; i < n; i += 2 * LANES) {
         lanes first = {0}, second = {0};
         for (i64 k = 0; k < numbers; k++) {
