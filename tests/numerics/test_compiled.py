@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -306,6 +306,13 @@ def test_without_a_compiler_python_answers_and_says_why(tmp_path: Path, monkeypa
     with pytest.raises(HostError, match="cannot compile the kernels of exact"):
         build.compile_to(tmp_path / "kernels.so", None, ["false"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "own_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "library", cache(build.library.__wrapped__))
+    build.library().write_bytes(b"damaged")
+    assert check.differing(check._loaded()) == []
 
 
 def test_kernels_can_be_switched_off() -> None:

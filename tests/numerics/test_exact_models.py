@@ -532,6 +532,19 @@ def test_what_forward_may_not_do_is_named(what, why):
         vars(what).pop("seen", None)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_of_a_layer_is_refused(reentrant):
+    def what(net, x):
+        return checkpoint(net.other, net.other(x).relu(), use_reentrant=reentrant)
+
+    def tried_and_trained():
+        require_same_again(*prepared(Does(what), shards=2))
+        train(lambda: Does(what))
+
+    with pytest.raises(RefusedError, match="forward runs again in the backward pass"):
+        tried_and_trained()
+
+
 class TwoNames(nn.Module):
     """A bias under two names, of which forward reads one, as in heads of BERT, BART and T5."""
 

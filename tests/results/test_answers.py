@@ -9,7 +9,7 @@ from dvc.utils.hydra import to_hydra_overrides
 
 from page_states import COMMUNICATION, STATES, of_cpus, on_cpus, on_gpus
 from samebits.params import parse_params
-from samebits.results.answers import facts, headline, helps, how_much_faster, summary
+from samebits.results.answers import facts, headline, helps, how_much_faster, nothing, summary
 from samebits.results.remarks import SpokenRemark
 from samebits.results.sameness import is_it_the_same
 from samebits.results.since import since
@@ -57,6 +57,15 @@ def test_how_much_faster(name, figure, told):
 FASTER = ratio(1.5, 1.4, 1.6)
 ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
 SHARED = SpokenRemark(kind="oversubscribed", text="8 workers share 4 GPUs")
+
+
+def test_why_what_was_parallel_was_not_measured():
+    """And that nobody has looked for causes."""
+    fallback = SpokenRemark(kind="fallback", text="no CUDA device is visible")
+    rows = [row("single"), row("dp", speedup_unavailable=fallback)]
+    rows.append(row("ddp", devices=2, device_type="cpu", speedup_unavailable=ONE_REPEAT))
+    assert how_much_faster(comparison(*rows)).whole == "not measured; train.repeats is 1"
+    assert nothing(comparison(*rows)) == "Nothing is known: no step was divided into parts."
 
 
 @pytest.mark.parametrize(

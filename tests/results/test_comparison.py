@@ -22,7 +22,7 @@ from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice
 from samebits.results.comparison import Comparison, compare
 from samebits.results.curves import MAX_POINTS, curve
 from samebits.results.page.render import render
-from samebits.results.remarks import SpokenRemark
+from samebits.results.remarks import SpokenRemark, all_notes
 from samebits.results.sameness import is_it_the_same
 from samebits.results.table import HEADINGS, cells, markdown
 from samebits.results.terminal import show
@@ -287,6 +287,18 @@ def test_what_a_reader_must_know_is_said(changes, remark, compared):
     comparison = compared(**changes)
     assert remarks(comparison) == [f"dp-fast: {remark}"]
     assert f"- dp-fast: {remark}" in markdown(comparison)
+
+
+def test_how_exact_computed_is_a_note_where_it_took_longer():
+    def said(**changes):
+        arithmetic = {"steps_made_again": 0, "below_window": 0.0, "compiled_kernels": True, **changes}
+        return [note.sentence() for note in all_notes(run_record("single", "exact", arithmetic=arithmetic))]
+
+    assert said() == []
+    assert said(shards_apart="model.body (Body): it asks for a number")[0].endswith(
+        "which takes longer than one pass: model.body (Body): it asks for a number"
+    )
+    assert said(compiled_kernels=False)[0].startswith("exact had no compiled kernels on this host")
 
 
 def test_a_fallback_is_never_a_speed_up(compared):

@@ -256,7 +256,8 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
         remarks = [_remark_finding(label, trial) for label in placement.labels]
         if any(isinstance(label, Fallback) for label in placement.labels):  # it would run as ``single``
             return findings + remarks, False
-        trial = replace(trial, params=_small(trial.params, placement, split))
+        rows = split.rows_per_unit
+        trial = replace(trial, params=_small(trial.params, placement, split), samples_of_unit=rows)
         placement, split = _placed(trial)
         rank = partial(ModelTrialRank, trial, placement, split)
         launch(partial(run_trial, rank, placement, seconds=trial.seconds), placement.world_size)

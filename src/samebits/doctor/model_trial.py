@@ -19,6 +19,7 @@ from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
 from samebits.records.card import read_card
+from samebits.remarks import BatchNorm, ShardsApart
 from samebits.results.text import devices_of
 from samebits.strategies import BASELINE
 from samebits.training.loop import Snapshot
@@ -46,7 +47,8 @@ STEPS = 2  # ddp reports in the second step what was missing in the first
 class Trial:
     """One strategy to try; ``out`` is the folder for the findings of rank 0.
 
-    The trial of ``single`` also checks the model itself, and ``checkpoint``.
+    The trial of ``single`` also checks the model itself, and ``checkpoint``. ``params`` are of a small batch, and
+    ``samples_of_unit`` those that a shard has in the training.
     """
 
     params: Params
@@ -56,6 +58,7 @@ class Trial:
     out: Path
     checkpoint: Path | None
     seconds: int
+    samples_of_unit: int = 1
 
     @property
     def name(self) -> str:
@@ -122,15 +125,19 @@ class ModelTrialRank:
                 self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
 
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=check_written):
+            if isinstance(note, BatchNorm):
+                if trial.numerics not in params.train.numerics:  # fast is tried all the same
+                    continue
+                if trial.numerics == "exact":  # whose shards have few samples in a trial
+                    note = note.model_copy(update={"samples": trial.samples_of_unit, "difference": None})
             self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
         if trial.numerics == "exact":  # its trial step was the training
             tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"
             self.say(ok(f"{tried}, of {where}", name=name))
             if (arithmetic := setup.numerics.arithmetic()) and (why := arithmetic.shards_apart):
-                text = f"shards run one by one, which takes longer than one pass: {why}"
-                hint = f"see {of_kit('docs/concepts/exact.md')} for what runs in one pass"
-                self.say(warning(text, hint, name=name, is_remark=True))
+                apart = ShardsApart(why=why)
+                self.say(warning(apart.sentence(), of_kit(apart.HINT), name=name, is_remark=True))
             return
         trainable = setup.trainable(model, batches)
         trainable.reset()

@@ -11,7 +11,7 @@ from samebits.params import flatten
 from samebits.records.run import precedence
 from samebits.results.explanation.causes import CAUSES, OF_THE_HOST
 from samebits.results.explanation.remedies import REMEDIES, values_after
-from samebits.results.explanation.words import NOTHING, action_of, what_of
+from samebits.results.explanation.words import NOTHING, UNKNOWN, action_of, what_of
 from samebits.results.figures import is_open, milliseconds, multiple, share, signed, times
 from samebits.results.sameness import is_it_the_same
 from samebits.results.text import devices_of, first_numerics, hardware
@@ -137,7 +137,8 @@ def _no_speed(rows: Sequence[Row]) -> Speed:
     state: Literal["not parallel", "not measured"] = "not measured"
     if all(row.devices_used == 1 for row in others):
         state = "not parallel"
-    text = why_no_speed_up(next((row for row in others if row.speedup_unavailable), others[0]))
+    several = [row for row in others if row.devices_used > 1] or others
+    text = why_no_speed_up(next((row for row in several if row.speedup_unavailable), several[0]))
     lead = "nothing was parallel here" if state == "not parallel" else "not measured"
     return Speed(state=state, row=None, figure="–", told=(lead, text))
 
@@ -174,6 +175,8 @@ def nothing(comparison: Comparison) -> str:
     if row and (untold := why_untold(row)):
         return untold
     largest = largest_unnamed(row) if row else None
+    if row is None:
+        return UNKNOWN
     if largest is None:
         return NOTHING
     return f"{NOTHING} The largest: {short(CAUSES[largest.cause].sentence)}, {milliseconds(largest.ms or 0)}."

@@ -43,7 +43,7 @@ from samebits.remarks import (
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.curves import Curve, curve
 from samebits.results.explanation.explain import Explanation, explain
-from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
+from samebits.results.remarks import SpokenRemark, all_notes, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
 from samebits.results.verdict import Verdict, compare_runs
 from samebits.strategies import BASELINE, StrategyName
@@ -245,7 +245,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
         price_unavailable=_why_no_price(run),
         labels=tuple(map(in_words, (*placement.labels, *_labels(run, reference)))),
-        notes=tuple(map(in_words, record.notes)),
+        notes=tuple(map(in_words, all_notes(record))),
         not_applied=say_not_applied(record),
         curve=curve(run),
         step_ms_percentiles=tuple(np.percentile(record.measurement.step_ms, range(101)).tolist()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
-from samebits.remarks import KINDS, NOT_APPLIED
+from samebits.remarks import KINDS, NOT_APPLIED, NoKernels, ShardsApart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,17 @@ def spoken(kind: str) -> str:
 def in_words(remark: Remark) -> SpokenRemark:
     """The remark as its kind and its sentence."""
     return SpokenRemark(kind=getattr(remark, "kind"), text=remark.sentence())  # noqa: B009 - each kind has its own type
+
+
+def all_notes(record: RunRecord) -> list[Remark]:
+    """The notes on a training, and those that follow from its figures."""
+    notes: list[Remark] = [*record.notes]
+    if exact := record.arithmetic:
+        if exact.shards_apart:
+            notes.append(ShardsApart(why=exact.shards_apart))
+        if not exact.compiled_kernels and record.placement.device_type == "cpu":
+            notes.append(NoKernels())
+    return notes
 
 
 def say_not_applied(record: RunRecord) -> dict[str, str]:

@@ -17,7 +17,7 @@ from samebits.results.figures import (
     undecided,
     wall_seconds,
 )
-from samebits.results.remarks import say_not_applied, say_refused, spoken
+from samebits.results.remarks import all_notes, say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict_text import say_apart, sentences
 from samebits.results.waterfall import why_untold
@@ -83,7 +83,7 @@ def notes_of(run: Run) -> list[str]:
     """Labels of a training, its notes, and its settings that were not applied."""
     record = run.record
     lines = [f"{spoken(label.kind)}: {label.sentence()}" for label in record.placement.labels]
-    lines += [f"note: {note.sentence()}" for note in record.notes]
+    lines += [f"note: {note.sentence()}" for note in all_notes(record)]
     return lines + [f"note: {key} was not applied: {why}" for key, why in say_not_applied(record).items()]
 
 

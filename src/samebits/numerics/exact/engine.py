@@ -231,12 +231,14 @@ class Engine(EagerDispatchMode):
 
     def _refusal(self, func: Any, why: str, hint: str | None = None) -> RefusedError:
         if self._draws is None and not self._builds and calling_module() is not None:
-            why = "forward runs again in the backward pass, as activation checkpointing has it"
-            return self.refusal(why, "switch checkpointing off, or set train.numerics: [fast]")
+            return self.refusal(RUNS_AGAIN, ONCE)
         hint = hint or HINTS.get(func.overloadpacket, _HINT)
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
 
+RUNS_AGAIN = "forward runs again in the backward pass, as activation checkpointing has it"
+ONCE = "switch checkpointing off, or set train.numerics: [fast]"
+"""What to do about it."""
 _GRAIN = 2**15  # the fewest elements that PyTorch gives to each thread
 
 

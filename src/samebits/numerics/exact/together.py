@@ -91,6 +91,9 @@ _WHY = {
     "dynamic shape": _SHAPE,
     "masked_select": _SHAPE,
     "to be equal size": _SHAPE,
+    "register a hook on a tensor": "it registers a hook for a gradient",
+    "setup_context": "its autograd.Function has no rule for vmap; setup_context and generate_vmap_rule give it one",
+    "may have escaped": "it keeps a tensor beyond a function, as activation checkpointing does",
 }
 """What stands in the way, by a part of PyTorch's message."""
 

@@ -33,6 +33,7 @@ PART_NAMES: dict[str, str] = {
 """Names of the parts of a step, in the order of display."""
 
 NOTHING = "No cause that can be changed here takes a tenth of a step."
+UNKNOWN = "Nothing is known: no step was divided into parts."
 
 _PASSES = {"forward": "forward pass", "backward": "backward pass", "host": "Python"}
 

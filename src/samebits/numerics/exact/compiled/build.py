@@ -38,13 +38,16 @@ def compilers() -> list[list[str]]:
 
 
 @cache
-def library() -> Path:
-    """The compiled kernels, from this user's cache or made now. Raises HostError: there is no compiler, or it fails."""
+def library(*, anew: bool = False) -> Path:
+    """The compiled kernels, from this user's cache, or made ``anew``.
+
+    Raises HostError: there is no compiler, or it fails.
+    """
     level = LEVELS.get(torch.backends.cpu.get_cpu_capability())
     source = SOURCE.read_bytes()
     name = hashlib.sha256(source + " ".join(FLAGS).encode()).hexdigest()[:16]
     target = own_folder() / f"kernels-{name}-{level or os.uname().machine}.so"
-    if not target.exists():
+    if anew or not target.exists():
         compile_to(target, level)
     return target
 

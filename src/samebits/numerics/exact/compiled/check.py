@@ -135,10 +135,17 @@ def start() -> str | None:
     return why
 
 
+def _loaded() -> Library:
+    try:
+        return Library(build.library())
+    except OSError:  # of a damaged file
+        return Library(build.library(anew=True))
+
+
 @cache
 def _found() -> tuple[Library | None, str | None]:
     try:
-        library = Library(build.library())
+        library = _loaded()
     except (HostError, OSError) as error:
         return None, str(error)
     if wrong := differing(library):
