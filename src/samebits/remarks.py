@@ -189,10 +189,7 @@ class BatchNorm(Remark):
     ``difference`` is how much the loss of two shards differs from that of both as one batch, relative to the latter.
     """
 
-    HINT: ClassVar[str] = (
-        "use nn.GroupNorm, whose result does not depend on how a batch is split; in exact, exact.batch_norm: global "
-        "normalises by the whole batch"
-    )
+    HINT: ClassVar[str] = "use nn.GroupNorm, whose result depends on no batch, or in exact exact.batch_norm: global"
     kind: Literal["batch_norm"] = "batch_norm"
     devices: int
     strategy: str
@@ -283,27 +280,6 @@ class Unrepeated(Remark):
         "or train.prolong_s"
     )
     kind: Literal["unrepeated"] = "unrepeated"
-
-
-# -- notes that results make of a record's figures --------------------------------------------------------------
-
-
-class ShardsApart(Remark):
-    """Shards of a user's model did not go through it in one pass."""
-
-    HINT: ClassVar[str] = "docs/concepts/exact.md says what runs in one pass"
-    SAYS: ClassVar[str] = "shards run one by one, with the same bits, which takes longer than one pass: {why}"
-    kind: Literal["shards_apart"] = "shards_apart"
-    why: str
-
-
-class NoKernels(Remark):
-    """Python's functions answered in place of compiled kernels."""
-
-    SAYS: ClassVar[str] = (
-        "exact had no compiled kernels on this host, which changes no bit and takes longer; `samebits doctor` says why"
-    )
-    kind: Literal["no_kernels"] = "no_kernels"
 
 
 # -- why a figure is missing, or a setting does nothing ---------------------------------------------------------

@@ -19,7 +19,8 @@ from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
 from samebits.records.card import read_card
-from samebits.remarks import BatchNorm, ShardsApart
+from samebits.remarks import BatchNorm
+from samebits.results.remarks import ShardsApart
 from samebits.results.text import devices_of
 from samebits.strategies import BASELINE
 from samebits.training.loop import Snapshot

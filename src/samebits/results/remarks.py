@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from samebits.files import Part
-from samebits.remarks import KINDS, NOT_APPLIED, NoKernels, ShardsApart
+from samebits.remarks import KINDS, NOT_APPLIED, Remark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from samebits.records.run import RunRecord
-    from samebits.remarks import Remark
 
+
+class ShardsApart(Remark):
+    """Shards of a user's model did not go through it in one pass."""
+
+    HINT: ClassVar[str] = "docs/concepts/exact.md says what runs in one pass"
+    SAYS: ClassVar[str] = "shards run one by one, with the same bits, which takes longer than one pass: {why}"
+    kind: Literal["shards_apart"] = "shards_apart"
+    why: str
+
+
+class NoKernels(Remark):
+    """Python's functions answered in place of compiled kernels."""
+
+    SAYS: ClassVar[str] = (
+        "exact had no compiled kernels on this host, which changes no bit and takes longer; `samebits doctor` says why"
+    )
+    kind: Literal["no_kernels"] = "no_kernels"
+
+
+if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[KINDS]
+    Kind = Literal[(*KINDS, "shards_apart", "no_kernels")]
 
 
 class SpokenRemark(Part):
