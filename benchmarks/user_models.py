@@ -83,7 +83,8 @@ class ConvNeXtBlock(nn.Module):
         """The output has the input's shape."""
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         y = self.scale * self.down(F.gelu(self.up(y)))
-        return x + y.permute(0, 3, 1, 2)
+        out: Tensor = x + y.permute(0, 3, 1, 2)
+        return out
 
 
 class ConvNeXt(nn.Module):
@@ -220,6 +221,9 @@ class LlamaBlock(nn.Module):
 
 class Llama(nn.Module):
     """A decoder in the style of Llama (Touvron et al. 2023)."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, vocab: int = 64, width: int = 96, layers: int = 4, heads: int = 4, keys: int = 2) -> None:
         super().__init__()
