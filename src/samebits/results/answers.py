@@ -172,11 +172,11 @@ def explained_row(comparison: Comparison) -> Row | None:
 def nothing(comparison: Comparison) -> str:
     """What to say where no cause takes enough of a step to be named: the largest of those that were looked for."""
     row = explained_row(comparison)
-    if row and (untold := why_untold(row)):
-        return untold
-    largest = largest_unnamed(row) if row else None
     if row is None:
         return UNKNOWN
+    if untold := why_untold(row):
+        return untold
+    largest = largest_unnamed(row)
     if largest is None:
         return NOTHING
     return f"{NOTHING} The largest: {short(CAUSES[largest.cause].sentence)}, {milliseconds(largest.ms or 0)}."

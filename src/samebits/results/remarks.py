@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from samebits.files import Part
 from samebits.remarks import KINDS, NOT_APPLIED, Remark
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from samebits.records.run import RunRecord
+
+T = TypeVar("T")
 
 
 class ShardsApart(Remark):
@@ -34,7 +36,7 @@ class NoKernels(Remark):
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[(*KINDS, "shards_apart", "no_kernels")]
+    Kind = Literal[(*KINDS, *(note.model_fields["kind"].default for note in (ShardsApart, NoKernels)))]
 
 
 class SpokenRemark(Part):
@@ -42,6 +44,14 @@ class SpokenRemark(Part):
 
     kind: Kind
     text: str
+
+
+def names_by(said: Iterable[tuple[str, T]]) -> dict[T, list[str]]:
+    """The names of the runs of which each thing is said, in their order."""
+    names: dict[T, list[str]] = {}
+    for name, what in said:
+        names.setdefault(what, []).append(name)
+    return names
 
 
 def spoken(kind: str) -> str:
@@ -72,10 +82,7 @@ def say_not_applied(record: RunRecord) -> dict[str, str]:
 
 def say_refused(runs: Iterable[tuple[str, str, str]]) -> list[str]:
     """One sentence for each reason why ``exact`` refused runs, which are given as name, reason and hint."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, text, hint in runs:
-        names.setdefault((text, hint), []).append(name)
     return [
         f"Same model in exact numerics: refused, for {', '.join(refused)}: {text}. To get an answer, {hint}."
-        for (text, hint), refused in names.items()
+        for (text, hint), refused in names_by((name, (text, hint)) for name, text, hint in runs).items()
     ]

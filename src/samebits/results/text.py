@@ -17,7 +17,7 @@ from samebits.results.figures import (
     undecided,
     wall_seconds,
 )
-from samebits.results.remarks import all_notes, say_not_applied, say_refused, spoken
+from samebits.results.remarks import all_notes, names_by, say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict_text import say_apart, sentences
 from samebits.results.waterfall import why_untold
@@ -120,7 +120,7 @@ def say_speed(row: Row) -> str:
     if row.strategy == BASELINE.name:
         return f"{row.name} on {devices_of(row)} is what the others are measured against."
     if row.speedup is None:
-        return f"{row.name} has no speed-up{_why_none(row)}."
+        return _say_without([row])[0]
     speed = times_of(row.speedup, "the speed of single") + undecided(row.speedup)
     text = f"{row.name} on {devices_of(row)} ran at {speed}, in slices that took turns"
     step = row.slice_step_ms
@@ -149,9 +149,7 @@ def _why_none(row: Row) -> str:
 
 def _say_without(rows: Iterable[Row]) -> list[str]:
     """One sentence for each reason why runs have no speed-up."""
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        names.setdefault(_why_none(row), []).append(row.name)
+    names = names_by((row.name, _why_none(row)) for row in rows)
     return [f"{listed(runs)} {'have' if len(runs) > 1 else 'has'} no speed-up{why}." for why, runs in names.items()]
 
 
@@ -202,10 +200,8 @@ def say_price(price: Ratio) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Labels, notes, and settings that were not applied, of all runs; and why figures other than speed are missing."""
-    names: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        for line in row_remarks(row):
-            names.setdefault(line.removeprefix(f"{row.name}: "), []).append(row.name)
+    said = ((row.name, line.removeprefix(f"{row.name}: ")) for row in comparison.rows for line in row_remarks(row))
+    names = names_by(said)
     return [*(f"{', '.join(named)}: {text}" for text, named in names.items()), *say_gaps(comparison.rows)]
 
 

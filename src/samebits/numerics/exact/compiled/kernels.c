@@ -15,6 +15,7 @@ typedef int64_t i64;
 
 INLINE i64 bits_of(double x) { i64 b; memcpy(&b, &x, 8); return b; }
 INLINE double of_bits(i64 b) { double x; memcpy(&x, &b, 8); return x; }
+INLINE int32_t size_of(float x) { int32_t b; memcpy(&b, &x, 4); return b & INT32_MAX; } /* its order is that of sizes */
 INLINE double magnitude(double x) { return of_bits(bits_of(x) & INT64_MAX); }
 INLINE double with_sign(double size, double sign) {
     return of_bits((bits_of(size) & INT64_MAX) | (bits_of(sign) & INT64_MIN));
@@ -341,9 +342,7 @@ static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
         for (i64 o = 0; o < outer; o++) {
             const float *restrict x = s->x + (o * groups + group) * inner;
             for (i64 i = 0; i < inner; i++) {
-                int32_t size;
-                memcpy(&size, x + i, 4);
-                size &= INT32_MAX;
+                int32_t size = size_of(x[i]);
                 most = size > most ? size : most;
             }
         }
@@ -363,6 +362,16 @@ API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, uns
     snap_groups(x, y, 1, rows, width, bits, threads);
 }
 
+/* The bits of the largest size among numbers. */
+static i64 largest_bits(const double *x, i64 n) {
+    i64 most = 0;
+    for (i64 i = 0; i < n; i++) {
+        i64 size = bits_of(x[i]) & INT64_MAX;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
 /* All numbers on one grid, as a weight has it. */
 struct snap_all { const double *x; double *y; double shift; };
 static void snap_all_rows(const void *arguments, i64 first, i64 last) {
@@ -372,11 +381,7 @@ static void snap_all_rows(const void *arguments, i64 first, i64 last) {
     for (i64 i = first; i < last; i++) y[i] = x[i] + shift - shift;
 }
 API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads) {
-    i64 most = 0;
-    for (i64 i = 0; i < n; i++) {
-        i64 size = bits_of(x[i]) & INT64_MAX;
-        most = size > most ? size : most;
-    }
+    i64 most = largest_bits(x, n);
     struct snap_all s = {x, y, shifter((most >> 52) - 1022, bits)};
     share(snap_all_rows, &s, n, n, threads);
 }
@@ -395,9 +400,7 @@ static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
         for (i64 i = 0; i < count; i++) {
             const float *restrict row = x + i * width;
             for (i64 c = 0; c < columns; c++) {
-                int32_t size;
-                memcpy(&size, row + c, 4);
-                size &= INT32_MAX;
+                int32_t size = size_of(row[c]);
                 most[c] = size > most[c] ? size : most[c];
             }
         }
@@ -429,9 +432,7 @@ static void snap_to_rows(const void *arguments, i64 first, i64 last) {
     double *restrict y = s->y, shift = s->shift;
     int32_t most = 0;
     for (i64 i = first; i < last; i++) {
-        int32_t size;
-        memcpy(&size, x + i, 4);
-        size &= INT32_MAX;
+        int32_t size = size_of(x[i]);
         most = size > most ? size : most;
         y[i] = (double)x[i] + shift - shift;
     }
@@ -456,9 +457,7 @@ static void snap_sum_columns(const void *arguments, i64 first, i64 last) {
         for (i64 row = 0; row < s->rows; row++) {
             const float *restrict x = s->x + row * s->width + start;
             for (i64 i = 0; i < count; i++) {
-                int32_t size;
-                memcpy(&size, x + i, 4);
-                size &= INT32_MAX;
+                int32_t size = size_of(x[i]);
                 most = size > most ? size : most;
                 y[i] += (double)x[i] + shift - shift;
             }
@@ -749,12 +748,18 @@ API void gru_slopes(const double *grad, const double *before, const double *gate
 
 /* -- depthwise convolutions of images and kernels on grids, whose sums of products are exact in any order ---------- */
 
-struct moves { i64 channels, each, size[2], out[2], kernel[2], stride[2], padding[2], dilation[2], plane[2]; };
+struct moves {
+    i64 channels, each, size[2], out[2], kernel[2], stride[2], padding[2], dilation[2];
+    i64 plane[2], met[2]; /* a plane, and how much of an image is in it */
+};
 static struct moves moves_of(const i64 *n) {
     struct moves m = {n[0], n[1], {n[2], n[3]}, {n[4], n[5]}, {n[6], n[7]}, {n[8], n[9]}, {n[10], n[11]},
-                      {n[12], n[13]}, {0}};
-    for (int axis = 0; axis < 2; axis++)
+                      {n[12], n[13]}, {0}, {0}};
+    for (int axis = 0; axis < 2; axis++) {
         m.plane[axis] = (m.out[axis] - 1) * m.stride[axis] + (m.kernel[axis] - 1) * m.dilation[axis] + 1;
+        i64 room = m.plane[axis] - m.padding[axis];
+        m.met[axis] = m.size[axis] < room ? m.size[axis] : room;
+    }
     return m;
 }
 
@@ -767,7 +772,7 @@ struct depthwise {
     struct moves moves;
     const double *a, *b;
     double *y, *spread, *plane;
-    i64 *offsets, images, numbers, area, reach, spread_size, plane_size;
+    i64 *offsets, images, numbers, area, reach, spread_size, plane_size, inside;
 };
 static struct depthwise begin(const struct depthwise *given) {
     struct depthwise d = *given;
@@ -777,6 +782,7 @@ static struct depthwise begin(const struct depthwise *given) {
     d.reach = (m->kernel[0] - 1) * m->dilation[0] * m->plane[1] + (m->kernel[1] - 1) * m->dilation[1];
     d.plane_size = m->plane[0] * m->plane[1];
     d.spread_size = m->out[0] * m->plane[1];
+    d.inside = m->padding[0] * m->plane[1] + m->padding[1];
     d.offsets = malloc((size_t)d.numbers * sizeof(i64));
     d.plane = calloc((size_t)(d.plane_size + 2 * LANES), sizeof(double));
     d.spread = calloc((size_t)(d.spread_size + 2 * d.reach + 2 * LANES), sizeof(double));
@@ -787,28 +793,9 @@ static struct depthwise begin(const struct depthwise *given) {
 static void end(struct depthwise *d) { free(d->offsets); free(d->plane); free(d->spread); }
 INLINE int dense(const struct moves *m) { return m->stride[0] == 1 && m->stride[1] == 1; }
 
-static void copy_image(const struct moves *m, const double *image, double *plane, double *back) {
-    i64 left = m->padding[1], right = m->size[1] + left < m->plane[1] ? m->size[1] + left : m->plane[1];
-    for (i64 row = 0; row < m->size[0] && row + m->padding[0] < m->plane[0] && left < right; row++) {
-        double *there = plane + (row + m->padding[0]) * m->plane[1] + left;
-        size_t count = (size_t)(right - left) * sizeof(double);
-        if (back) memcpy(back + row * m->size[1], there, count);
-        else memcpy(there, image + row * m->size[1], count);
-    }
-}
-static void copy_outputs(const struct moves *m, const double *outputs, double *spread, double *back) {
-    size_t count = (size_t)m->out[1] * sizeof(double);
-    for (i64 row = 0; row < m->out[0]; row++)
-        if (back) memcpy(back + row * m->out[1], spread + row * m->plane[1], count);
-        else memcpy(spread + row * m->plane[1], outputs + row * m->out[1], count);
-}
-static int all_finite(const double *x, i64 n) {
-    i64 most = 0;
-    for (i64 i = 0; i < n; i++) {
-        i64 size = bits_of(x[i]) & INT64_MAX;
-        most = size > most ? size : most;
-    }
-    return most < 2047LL << 52;
+static void copy_rows(double *to, i64 to_width, const double *from, i64 from_width, const i64 *shape) {
+    for (i64 row = 0; row < shape[0] && shape[1] > 0; row++)
+        memcpy(to + row * to_width, from + row * from_width, (size_t)shape[1] * sizeof(double));
 }
 
 /* Sums of weights times numbers at offsets, for each of many places. */
@@ -850,10 +837,11 @@ static void depthwise_planes(const void *arguments, i64 first, i64 last) { /* a:
         i64 image = index / outputs, output = index % outputs;
         const double *weights = d.b + output * d.numbers;
         double *y = d.y + index * d.area;
-        copy_image(m, d.a + (image * m->channels + output / m->each) * m->size[0] * m->size[1], d.plane, 0);
+        const double *x = d.a + (image * m->channels + output / m->each) * m->size[0] * m->size[1];
+        copy_rows(d.plane + d.inside, m->plane[1], x, m->size[1], m->met);
         if (dense(m)) {
             gather(d.spread, d.plane, d.offsets, 1, weights, d.numbers, d.spread_size - m->plane[1] + m->out[1]);
-            copy_outputs(m, 0, d.spread, y);
+            copy_rows(y, m->out[1], d.spread, m->plane[1], m->out);
         } else {
             memset(y, 0, (size_t)d.area * sizeof(double));
             EACH_OUTPUT(y[out + c] += weights[n] * d.plane[at];)
@@ -878,14 +866,15 @@ static void depthwise_images_planes(const void *arguments, i64 first, i64 last) 
         for (i64 one = 0; one < m->each; one++) {
             const double *weights = d.b + (index % m->channels * m->each + one) * d.numbers;
             const double *grad = d.a + (index * m->each + one) * d.area;
-            if (dense(m) && all_finite(weights, d.numbers)) { /* else zeros between rows would make NaN of them */
-                copy_outputs(m, grad, d.spread + d.reach, 0);
+            /* of weights that are not finite the zeros between rows would make NaN */
+            if (dense(m) && largest_bits(weights, d.numbers) < bits_of(INFINITE)) {
+                copy_rows(d.spread + d.reach, m->plane[1], grad, m->out[1], m->out);
                 gather(d.plane, d.spread + d.reach, d.offsets, -1, weights, d.numbers, d.plane_size);
                 for (i64 i = 0; i < d.plane_size; i++) sums[i] += d.plane[i];
             } else
                 EACH_OUTPUT(sums[at] += weights[n] * grad[out + c];)
         }
-        copy_image(m, 0, sums, y);
+        copy_rows(y, m->size[1], sums + d.inside, m->plane[1], m->met);
     }
     free(sums);
     end(&d);
@@ -906,9 +895,10 @@ static void depthwise_kernels_planes(const void *arguments, i64 first, i64 last)
         memset(y, 0, (size_t)d.numbers * sizeof(double));
         for (i64 image = 0; image < d.images; image++) {
             const double *grad = d.a + (image * outputs + output) * d.area;
-            copy_image(m, d.b + (image * m->channels + output / m->each) * m->size[0] * m->size[1], d.plane, 0);
-            if (dense(m) && all_finite(d.plane, d.plane_size)) {
-                copy_outputs(m, grad, d.spread, 0);
+            const double *x = d.b + (image * m->channels + output / m->each) * m->size[0] * m->size[1];
+            copy_rows(d.plane + d.inside, m->plane[1], x, m->size[1], m->met);
+            if (dense(m) && largest_bits(d.plane, d.plane_size) < bits_of(INFINITE)) {
+                copy_rows(d.spread, m->plane[1], grad, m->out[1], m->out);
                 for (i64 n = 0; n < d.numbers; n++)
                     y[n] += dot(d.spread, d.plane + d.offsets[n], d.spread_size - m->plane[1] + m->out[1]);
             } else
