@@ -46,6 +46,9 @@ MORE = {
         torch.zeros((1, 2), dtype=torch.int64, device=x.device), x.detach().view(4, 2)
     ),
     "interpolate 3d": lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
+    "binary_cross_entropy_with_logits as an operation": lambda x: torch.binary_cross_entropy_with_logits(
+        x, torch.ones_like(x)
+    ),
 }
 """What the database does not have."""
 
