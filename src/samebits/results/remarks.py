@@ -70,7 +70,8 @@ def all_notes(record: RunRecord) -> list[Remark]:
     if exact := record.arithmetic:
         if exact.shards_apart:
             notes.append(ShardsApart(why=exact.shards_apart))
-        if not exact.compiled_kernels and record.placement.device_type == "cpu":
+        told = "compiled_kernels" in exact.model_fields_set  # older records do not say
+        if told and not exact.compiled_kernels and record.placement.device_type == "cpu":
             notes.append(NoKernels())
     return notes
 
