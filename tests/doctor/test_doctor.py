@@ -125,9 +125,15 @@ def test_whether_exact_has_compiled_kernels_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    expect(one(software.kernels()), "warning", "there is no C compiler", "install gcc or clang, or pip install zig")
-    monkeypatch.setenv("CC", "/no/such/compiler")
-    expect(one(software.kernels()), "warning", "/no/such/compiler cannot compile the kernels of exact")
+    package = tmp_path / "site" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("raise SystemExit('no such processor')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
+    finding = one(software.kernels())
+    why = "ziglang cc cannot compile the kernels of exact: no such processor"
+    expect(finding, "warning", why, "install gcc or clang, or pip install ziglang")
+    assert finding.text.endswith(why)  # the hint stands in its own place
     expect(one(software.kernels(timeout=0.01)), "warning", "took longer than 0 s")
 
 
@@ -1062,6 +1068,16 @@ PASS = """
         y = y + torch.polygamma(1, y)  # whose derivative is one of them, too
         return torch.special.i0e(y) + self.start[0]
 """
+
+
+def test_where_exact_alone_is_trained_fast_is_tried_and_stops_nothing(doctor):
+    code, findings = doctor(init="self.spare = nn.Linear(2, 2)", numerics=["exact"])
+    by_name = {finding.name: finding for finding in findings}
+    assert (code, by_name["exact"].status) == (0, "ok")
+    assert ", in fast, loss" in by_name["single"].text
+    assert (by_name["ddp"].status, by_name["ddp"].text.rpartition("; ")[2]) == (
+        "warning", "fast is not in train.numerics"
+    )  # fmt: skip
 
 
 def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):

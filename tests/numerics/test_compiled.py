@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -297,6 +298,37 @@ def test_a_compiler_that_joins_products_and_sums_is_found_out(tmp_path: Path) ->
     joined = [flag.replace("contract=off", "contract=fast") for flag in build.FLAGS]
     wrong = check.differing(compiled_by(build.compilers()[0], tmp_path, "x86-64-v3", joined))
     assert {"exp", "log", "optimizers"} <= set(wrong)
+
+
+FUSED = re.compile(rb"\bv?fn?m(?:add|sub|la|ls)\w*")
+"""Instructions that multiply and add without rounding in between, of x86-64 and of Arm."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "cpu"), [("aarch64", "baseline"), ("aarch64", "neoverse_v1"), ("x86_64", "x86_64_v4")]
+)
+def test_no_instruction_of_any_processor_multiplies_and_adds_at_once(tmp_path: Path, target: str, cpu: str) -> None:
+    def fused(contract: str) -> int:
+        flags = [f.replace("contract=off", f"contract={contract}") for f in build.FLAGS if f != "-shared"]
+        listing = tmp_path / "kernels.s"
+        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(tmp_path))
+        command = [*build.ZIG, *flags, "-target", f"{target}-linux-gnu", f"-mcpu={cpu}", "-S", "-o", str(listing)]
+        subprocess.run([*command, str(build.SOURCE)], check=True, capture_output=True, env={**os.environ, **caches})
+        return len(FUSED.findall(listing.read_bytes()))
+
+    assert "-ffp-contract=off" in build.FLAGS
+    assert fused("off") == 0
+    assert fused("fast") > 500
+
+
+@pytest.mark.parametrize(("machine", "level"), [("aarch64", None), ("x86_64", "x86-64")])
+def test_the_instruction_set_is_one_of_this_processor(
+    monkeypatch: pytest.MonkeyPatch, machine: str, level: str | None
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")  # what PyTorch says of Arm too
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    assert build.instruction_set() == level
 
 
 def test_without_a_compiler_python_answers_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,12 +278,18 @@ def _remark_finding(remark: Label | Note, trial: Trial) -> Finding:
 
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:
-    """A failure; a warning if params.yaml does not name the strategy."""
+    """A failure; a warning if params.yaml does not name the strategy, or trains it in ``exact`` alone."""
     finding = of_error(_too_long(error, trial.seconds), name=trial.name)
-    if trial.name in {BASELINE.name, "exact", *trial.params.train.strategies}:
+    train = trial.params.train
+    if trial.name in {BASELINE.name, "exact"}:
         return finding
-    text = f"{finding.text}; it is not in train.strategies"
-    return replace(finding, status="warning", text=text, exit_code=0)
+    if trial.strategy not in train.strategies:
+        why = "it is not in train.strategies"
+    elif trial.numerics not in train.numerics:
+        why = f"{trial.numerics} is not in train.numerics"
+    else:
+        return finding
+    return replace(finding, status="warning", text=f"{finding.text}; {why}", exit_code=0)
 
 
 def _too_long(error: SamebitsError, seconds: int) -> SamebitsError:

@@ -147,7 +147,8 @@ class ModelTrialRank:
         if not math.isfinite(losses[0]):
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
-        self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g}", name=name))
+        unasked = "" if trial.numerics in params.train.numerics else f", in {trial.numerics}"
+        self.say(ok(f"{STEPS} steps of {where}{unasked}, loss {losses[0]:.4g}", name=name))
         alone_on_cpu = alone and self._placement.device_type == "cpu"
         if alone_on_cpu and (place := mixes_devices(model, batches.micro_batch(0, 0).inputs)):
             text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"

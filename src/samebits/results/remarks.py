@@ -18,7 +18,7 @@ T = TypeVar("T")
 class ShardsApart(Remark):
     """Shards of a user's model did not go through it in one pass."""
 
-    HINT: ClassVar[str] = "docs/concepts/exact.md says what runs in one pass"
+    HINT: ClassVar[str] = "read what runs in one pass in docs/concepts/exact.md"
     SAYS: ClassVar[str] = "shards run one by one, with the same bits, which takes longer than one pass: {why}"
     kind: Literal["shards_apart"] = "shards_apart"
     why: str

@@ -13,6 +13,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, UserError
+from samebits.here import of_kit
 from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_in_construction, storage_of
 from samebits.numerics.draws import draws
 from samebits.numerics.exact.ambient import unguarded
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
 _NO_ARITHMETIC = {"profiler", "prim"}
-_HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
+_HINT = f"replace it by operations of {of_kit('docs/concepts/exact.md')}, or set train.numerics: [fast]"
 
 
 class below:  # noqa: N801 - a context, used as a function

@@ -27,14 +27,21 @@ FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trappi
          "-fvisibility=hidden")  # fmt: skip
 """Among them none that lets a compiler change a result; ``-ffp-contract=off`` forbids the one change that C allows."""
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64"}
+ZIG = [sys.executable, "-P", "-m", "ziglang", "cc"]
+"""Clang as a Python package. It writes instruction sets with underscores, and takes this host's where none is told."""
 _SECONDS = 120
 
 
 def compilers() -> list[list[str]]:
     """The C compilers of this host, the preferred one first."""
-    packaged = [[sys.executable, "-P", "-m", "ziglang", "cc"]] if importlib.util.find_spec("ziglang") else []
+    packaged = [ZIG] if importlib.util.find_spec("ziglang") else []
     named = [os.environ["CC"].split()] if os.environ.get("CC") else []
     return [*named, *([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), *packaged]
+
+
+def instruction_set() -> str | None:
+    """The level of x86-64 to compile for; None on other processors, where compilers take the oldest by themselves."""
+    return LEVELS.get(torch.backends.cpu.get_cpu_capability()) if os.uname().machine == "x86_64" else None
 
 
 @cache
@@ -43,7 +50,7 @@ def library(*, anew: bool = False) -> Path:
 
     Raises HostError: there is no compiler, or it fails.
     """
-    level = LEVELS.get(torch.backends.cpu.get_cpu_capability())
+    level = instruction_set()
     source = SOURCE.read_bytes()
     name = hashlib.sha256(source + " ".join(FLAGS).encode()).hexdigest()[:16]
     target = own_folder() / f"kernels-{name}-{level or os.uname().machine}.so"
@@ -61,10 +68,13 @@ def compile_to(
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
             marked = [f"-march={level}"] if level else []
+            if command == ZIG:
+                marked = [f"-mcpu={level.replace('-', '_') if level else 'baseline'}"]
             try:
                 subprocess.run(
                     [*command, *flags, *marked, "-o", str(made), str(SOURCE)],
                     check=True, capture_output=True, text=True, timeout=_SECONDS,
+                    env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder},
                 )  # fmt: skip
             except (OSError, subprocess.SubprocessError) as error:
                 said = first_line(getattr(error, "stderr", None) or str(error))

@@ -146,7 +146,9 @@ def _loaded() -> Library:
 def _found() -> tuple[Library | None, str | None]:
     try:
         library = _loaded()
-    except (HostError, OSError) as error:
+    except HostError as error:
+        return None, error.message
+    except OSError as error:
         return None, str(error)
     if wrong := differing(library):
         return None, f"compiled kernels give other bits on this host: {', '.join(wrong)}"
