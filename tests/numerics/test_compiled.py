@@ -263,7 +263,7 @@ def test_the_check_reaches_every_kernel(kernels: Library, monkeypatch: pytest.Mo
     real = Library.call
     monkeypatch.setattr(Library, "call", lambda self, name, *rest: called.add(name) or real(self, name, *rest))
     assert check.differing(kernels) == []
-    source = build.SOURCE.read_text()
+    source = "".join(part.read_text() for part in (build.SOURCE, *build.PARTS))
     exported = set(re.findall(r"^(?:API \w+ |ROW_API\(|UPDATE\()(\w+)[(,)]", source, re.M))
     functions = set(re.findall(r"^(?:MAP|TABLE)\((\w+),", source, re.M))
     assert functions == {one.__name__ for one in OF_NUMBERS}

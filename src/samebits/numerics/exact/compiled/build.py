@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCE = Path(__file__).with_name("kernels.c")
+PARTS = sorted(SOURCE.with_suffix("").glob("*.h"))
+"""What it includes."""
 FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
          "-fvisibility=hidden")  # fmt: skip
 """Among them none that lets a compiler change a result; ``-ffp-contract=off`` forbids the one change that C allows."""
@@ -51,7 +53,7 @@ def library(*, anew: bool = False) -> Path:
     Raises HostError: there is no compiler, or it fails.
     """
     level = instruction_set()
-    source = SOURCE.read_bytes()
+    source = b"".join(file.read_bytes() for file in (SOURCE, *PARTS))
     name = hashlib.sha256(source + " ".join(FLAGS).encode()).hexdigest()[:16]
     target = own_folder() / f"kernels-{name}-{level or os.uname().machine}.so"
     if anew or not target.exists():

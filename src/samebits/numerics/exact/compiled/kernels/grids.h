@@ -1,0 +1,164 @@
+/* Grids. */
+
+INLINE double shifter(i64 top, i64 bits) {
+    i64 e = top + 1023 + 52 - bits;
+    e = e < 1 ? 1 : e > 2046 ? 2046 : e;
+    return of_bits((e << 52) | (1LL << 51));
+}
+
+struct snap { const float *x; double *y; i64 width, bits, count, groups; };
+/* Numbers seen as (outer, groups, inner), of which each group has a grid of its own. */
+static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
+    const struct snap *s = arguments;
+    i64 inner = s->width, outer = s->count, groups = s->groups;
+    for (i64 group = first; group < last; group++) {
+        int32_t most = 0;
+        for (i64 o = 0; o < outer; o++) {
+            const float *restrict x = s->x + (o * groups + group) * inner;
+            for (i64 i = 0; i < inner; i++) {
+                int32_t size = size_of(x[i]);
+                most = size > most ? size : most;
+            }
+        }
+        double shift = shifter((most >> 23) - 126, s->bits);
+        for (i64 o = 0; o < outer; o++) {
+            const float *restrict x = s->x + (o * groups + group) * inner;
+            double *restrict y = s->y + (o * groups + group) * inner;
+            for (i64 i = 0; i < inner; i++) y[i] = (double)x[i] + shift - shift;
+        }
+    }
+}
+API void snap_groups(const float *x, double *y, i64 outer, i64 groups, i64 inner, i64 bits, unsigned threads) {
+    struct snap s = {x, y, inner, bits, outer, groups};
+    share(snap_groups_rows, &s, groups, outer * groups * inner, threads);
+}
+API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, unsigned threads) {
+    snap_groups(x, y, 1, rows, width, bits, threads);
+}
+
+/* The bits of the largest size among numbers. */
+static i64 largest_bits(const double *x, i64 n) {
+    i64 most = 0;
+    for (i64 i = 0; i < n; i++) {
+        i64 size = bits_of(x[i]) & INT64_MAX;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* All numbers on one grid, as a weight has it. */
+struct snap_all { const double *x; double *y; double shift; };
+static void snap_all_rows(const void *arguments, i64 first, i64 last) {
+    const struct snap_all *s = arguments;
+    const double *restrict x = s->x;
+    double *restrict y = s->y, shift = s->shift;
+    for (i64 i = first; i < last; i++) y[i] = x[i] + shift - shift;
+}
+API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads) {
+    i64 most = largest_bits(x, n);
+    struct snap_all s = {x, y, shifter((most >> 52) - 1022, bits)};
+    share(snap_all_rows, &s, n, n, threads);
+}
+
+/* Columns of matrices, of which each has a grid of its own: as many at a time as lie near each other in memory. */
+#define MOST_COLUMNS 512
+static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
+    const struct snap *s = arguments;
+    i64 width = s->width, count = s->count, wide = s->groups, blocks = (width + wide - 1) / wide;
+    for (i64 block = first; block < last; block++) {
+        i64 column = block % blocks * wide, columns = width - column < wide ? width - column : wide;
+        const float *x = s->x + block / blocks * count * width + column;
+        double *y = s->y + block / blocks * count * width + column;
+        int32_t most[MOST_COLUMNS] = {0};
+        double shifts[MOST_COLUMNS];
+        for (i64 i = 0; i < count; i++) {
+            const float *restrict row = x + i * width;
+            for (i64 c = 0; c < columns; c++) {
+                int32_t size = size_of(row[c]);
+                most[c] = size > most[c] ? size : most[c];
+            }
+        }
+        for (i64 c = 0; c < columns; c++) shifts[c] = shifter((most[c] >> 23) - 126, s->bits);
+        for (i64 i = 0; i < count; i++) {
+            const float *restrict row = x + i * width;
+            double *restrict out = y + i * width;
+            for (i64 c = 0; c < columns; c++) out[c] = (double)row[c] + shifts[c] - shifts[c];
+        }
+    }
+}
+API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
+    i64 wide = (width + (i64)threads - 1) / (i64)threads;
+    wide = wide < COLUMNS ? COLUMNS : wide > MOST_COLUMNS ? MOST_COLUMNS : wide;
+    struct snap s = {x, y, width, bits, count, wide};
+    share(snap_columns_rows, &s, outer * ((width + wide - 1) / wide), outer * count * width, threads);
+}
+
+/* Let a number that threads share be at least one whose bits these are. */
+static void raise_to(float *number, int32_t bits) {
+    int32_t *shared = (int32_t *)number, known = __atomic_load_n(shared, __ATOMIC_RELAXED);
+    while (bits > known && !__atomic_compare_exchange_n(shared, &known, bits, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
+struct snap_to { const float *x; double *y; float *largest; double shift; };
+static void snap_to_rows(const void *arguments, i64 first, i64 last) {
+    const struct snap_to *s = arguments;
+    const float *restrict x = s->x;
+    double *restrict y = s->y, shift = s->shift;
+    int32_t most = 0;
+    for (i64 i = first; i < last; i++) {
+        int32_t size = size_of(x[i]);
+        most = size > most ? size : most;
+        y[i] = (double)x[i] + shift - shift;
+    }
+    raise_to(s->largest, most);
+}
+API void snap_to(const float *x, double *y, float *largest, i64 n, double shift, unsigned threads) {
+    struct snap_to s = {x, y, largest, shift};
+    *largest = 0;
+    share(snap_to_rows, &s, n, n, threads);
+}
+
+/* The sum of rows that are rounded to one grid, where no sum of a column has a negative zero. */
+struct snap_sum { const float *x; double *y; float *largest; double shift; i64 rows, width; };
+static void snap_sum_columns(const void *arguments, i64 first, i64 last) {
+    const struct snap_sum *s = arguments;
+    double shift = s->shift;
+    int32_t most = 0;
+    for (i64 start = first; start < last; start += BLOCK) {
+        i64 count = last - start < BLOCK ? last - start : BLOCK;
+        double *restrict y = s->y + start;
+        for (i64 i = 0; i < count; i++) y[i] = 0.0;
+        for (i64 row = 0; row < s->rows; row++) {
+            const float *restrict x = s->x + row * s->width + start;
+            for (i64 i = 0; i < count; i++) {
+                int32_t size = size_of(x[i]);
+                most = size > most ? size : most;
+                y[i] += (double)x[i] + shift - shift;
+            }
+        }
+    }
+    raise_to(s->largest, most);
+}
+API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 width, double shift, unsigned threads) {
+    struct snap_sum s = {x, y, largest, shift, rows, width};
+    *largest = 0;
+    share(snap_sum_columns, &s, width, rows * width, threads);
+}
+
+/* Products of factors on grids, without negative zeros, plus a bias, rounded once. */
+struct finish { const double *x, *bias; float *y; i64 width; };
+static void finish_rows(const void *arguments, i64 first, i64 last) {
+    const struct finish *f = arguments;
+    i64 width = f->width;
+    const double *restrict bias = f->bias;
+    for (i64 row = first; row < last; row++) {
+        const double *restrict x = f->x + row * width;
+        float *restrict y = f->y + row * width;
+        if (bias) for (i64 i = 0; i < width; i++) y[i] = (float)(x[i] + 0.0 + bias[i]);
+        else for (i64 i = 0; i < width; i++) y[i] = (float)(x[i] + 0.0);
+    }
+}
+API void finish(const double *x, const double *bias, float *y, i64 rows, i64 width, unsigned threads) {
+    struct finish f = {x, bias, y, width};
+    share(finish_rows, &f, rows, rows * width, threads);
+}
