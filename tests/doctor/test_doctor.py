@@ -120,7 +120,7 @@ def test_the_gpu_lock_has_no_torch_but_cudas():
 def test_whether_exact_has_compiled_kernels_is_told(monkeypatch, tmp_path):
     expect(one(software.kernels()), "ok", "exact has compiled kernels on a CPU")
     monkeypatch.setenv("SAMEBITS_KERNELS", "python")
-    expect(one(software.kernels()), "warning", "SAMEBITS_KERNELS is set to python", "without them exact gives")
+    expect(one(software.kernels()), "warning", "SAMEBITS_KERNELS is set to python", "unset it")
     monkeypatch.delenv("SAMEBITS_KERNELS")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -13,8 +13,11 @@ from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.numerics.exact import activations, elementary
+from samebits.numerics.exact.compiled import check as check_kernels
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, mapped, using
 from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.self_test import cases, check
+from samebits.numerics.exact.self_test.numbers import digest
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.strategies.placement import Devices
@@ -33,7 +36,9 @@ GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("model", exact_probe.MODELS)
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_golden_hashes_of_the_cpu(model, optimizer, whole):
+@pytest.mark.parametrize("kernels", ["compiled", "python"])
+def test_the_golden_hashes_of_the_cpu(model, optimizer, whole, kernels, monkeypatch):
+    monkeypatch.setenv(check_kernels.SWITCH, kernels)
     weights, _ = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")
     assert weights == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
 
@@ -46,6 +51,17 @@ def test_functions_have_the_bits_of_the_cpu(function):
     here, there = function(x), function(x.cuda()).cpu()
     assert torch.equal(here.isnan(), there.isnan())
     assert torch.equal(here.nan_to_num(0.0).view(torch.int64), there.nan_to_num(0.0).view(torch.int64))
+
+
+@pytest.mark.cuda_here
+def test_compiled_kernels_have_the_bits_of_the_cpu():
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    assert [check_kernels.start(device) for device in devices] == [None] * len(devices)
+    x = torch.arange(0, 2**32, 9973, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    for function, device in product(OF_NUMBERS, devices):
+        found = mapped(function, x.to(device))
+        with using(None):
+            assert found is None or digest([found.cpu()]) == digest([function(x.double()).float()]), function.__name__
 
 
 @pytest.mark.cuda_here

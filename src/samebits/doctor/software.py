@@ -182,7 +182,7 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
 
 @check("kernels")
 def kernels(timeout: float = 150.0) -> Finding:
-    """Whether exact has compiled kernels on a CPU, which this compiles if nobody has yet."""
+    """Whether exact has compiled kernels on this host, which this compiles if nobody has yet."""
     command = [sys.executable, "-P", "-m", "samebits.numerics.exact.compiled"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -190,5 +190,8 @@ def kernels(timeout: float = 150.0) -> Finding:
         return warning(f"compiling the kernels of exact took longer than {timeout:.0f} s", HINT)
     if done.returncode:
         return warning(f"not tried: {first_line(done.stderr.strip()) or done.returncode}", HINT)
-    why = done.stdout.strip()
-    return warning(why, HINT) if why else ok("exact has compiled kernels on a CPU")
+    answer = json.loads(done.stdout.strip().split("\n")[-1])
+    if answer["failed"]:
+        whys, hints = zip(*answer["failed"], strict=True)
+        return warning("; ".join(whys), hints[0])
+    return ok("exact has compiled kernels on a CPU" + (" and on GPUs" if "cuda" in answer["devices"] else ""))

@@ -71,7 +71,7 @@ def all_notes(record: RunRecord) -> list[Remark]:
         if exact.shards_apart:
             notes.append(ShardsApart(why=exact.shards_apart))
         told = "compiled_kernels" in exact.model_fields_set  # older records do not say
-        if told and not exact.compiled_kernels and record.placement.device_type == "cpu":
+        if told and not exact.compiled_kernels:
             notes.append(NoKernels())
     return notes
 

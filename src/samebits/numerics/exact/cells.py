@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.elementary import sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
     States = list[Tensor]  # float64, (samples, width), the hidden one first
 
@@ -37,8 +37,8 @@ def _empty(like: Tensor, widths: str) -> States:
     return [torch.empty((like.shape[0], int(width) * like.shape[1]), dtype=torch.float64) for width in widths]
 
 
-def _compiled_lstm(library: Library, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
-    if not takes(x) or not takes(hidden, before[1], dtype=torch.float64):
+def _compiled_lstm(library: Kernels, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
+    if not library.has("lstm") or not library.takes(x) or not library.takes(hidden, before[1], dtype=torch.float64):
         return None
     out = _empty(before[1], "4111")
     library.call("lstm", x, hidden, before[1], *out, *before[1].shape, threads())
@@ -59,9 +59,9 @@ def _lstm(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
 
 
 def _compiled_lstm_slopes(
-    library: Library, grads: States, before: States, saved: States
+    library: Kernels, grads: States, before: States, saved: States
 ) -> tuple[States, list[Tensor | None]] | None:
-    if not takes(*grads, before[1], *saved, dtype=torch.float64):
+    if not library.has("lstm_slopes") or not library.takes(*grads, before[1], *saved, dtype=torch.float64):
         return None
     slopes, earlier = _empty(before[1], "41")
     library.call("lstm_slopes", *grads, before[1], *saved, slopes, earlier, *before[1].shape, threads())
@@ -85,8 +85,8 @@ def _lstm_slopes(grads: States, before: States, saved: States) -> tuple[States, 
     return [slopes], [None, cell.mul(forget)]
 
 
-def _compiled_gru(library: Library, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
-    if not takes(x) or not takes(hidden, *before, dtype=torch.float64):
+def _compiled_gru(library: Kernels, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
+    if not library.has("gru") or not library.takes(x) or not library.takes(hidden, *before, dtype=torch.float64):
         return None
     out = _empty(before[0], "2111")
     library.call("gru", x, hidden, *before, *out, *before[0].shape, threads())
@@ -106,9 +106,9 @@ def _gru(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
 
 
 def _compiled_gru_slopes(
-    library: Library, grads: States, before: States, saved: States
+    library: Kernels, grads: States, before: States, saved: States
 ) -> tuple[States, list[Tensor | None]] | None:
-    if not takes(*grads, *before, *saved, dtype=torch.float64):
+    if not library.has("gru_slopes") or not library.takes(*grads, *before, *saved, dtype=torch.float64):
         return None
     of_x, of_hidden, earlier = _empty(before[0], "331")
     library.call("gru_slopes", *grads, *before, *saved, of_x, of_hidden, earlier, *before[0].shape, threads())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from samebits.numerics.exact import depthwise
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 
@@ -53,10 +53,10 @@ class Layout(NamedTuple):
         return max(weight.shape[0] // self.groups, weight.shape[1]) * math.prod(weight.shape[2:])
 
 
-def _snapped_groups(library: Library, x: Tensor, outer: int, groups: int, bits: int) -> Tensor | None:
-    if not takes(x):
+def _snapped_groups(library: Kernels, x: Tensor, outer: int, groups: int, bits: int) -> Tensor | None:
+    if not library.takes(x):
         return None
-    out = torch.empty(x.shape, dtype=torch.float64)
+    out = x.new_empty(x.shape, dtype=torch.float64)
     library.call("snap_groups", x, out, outer, groups, x.numel() // (outer * groups), bits, threads())
     return out
 

@@ -10,41 +10,41 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import takes, threads
+from samebits.numerics.exact.compiled.library import threads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
     from samebits.numerics.exact.convolution import Layout
 
 
-def convolved(library: Library, x: Tensor, weight: Tensor, layout: Layout) -> Tensor | None:
+def convolved(library: Kernels, x: Tensor, weight: Tensor, layout: Layout) -> Tensor | None:
     """``convolution.convolved`` of a convolution over one or two axes; None if it is not depthwise."""
     return _answer(library, "depthwise", x, weight, (x.shape, weight.shape, layout))
 
 
 def gradient_of_images(
-    library: Library, grad: Tensor, x_shape: torch.Size, weight: Tensor, layout: Layout
+    library: Kernels, grad: Tensor, x_shape: torch.Size, weight: Tensor, layout: Layout
 ) -> Tensor | None:
     """``convolution.gradient_of_images``."""
     return _answer(library, "depthwise_images", grad, weight, (x_shape, weight.shape, layout))
 
 
 def gradient_of_kernels(
-    library: Library, grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout
+    library: Kernels, grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout
 ) -> Tensor | None:
     """``convolution.gradient_of_kernels``."""
     return _answer(library, "depthwise_kernels", grad, x, (x.shape, weight_shape, layout))
 
 
 def _answer(
-    library: Library, name: str, left: Tensor, right: Tensor, sizes: tuple[torch.Size, torch.Size, Layout]
+    library: Kernels, name: str, left: Tensor, right: Tensor, sizes: tuple[torch.Size, torch.Size, Layout]
 ) -> Tensor | None:
     x_shape, weight_shape, layout = sizes
     axes, channels = len(x_shape) - 2, x_shape[1]
     alone = layout.groups == channels > 1 and weight_shape[1] == 1 and not layout.transposed and axes in (1, 2)
-    if not alone or not takes(left, right, dtype=torch.float64):
+    if not alone or not library.has(name) or not library.takes(left, right, dtype=torch.float64):
         return None
     moves = layout.geometry(x_shape[2:], weight_shape[2:])
     of_axes = [moves.size, moves.positions, moves.kernel, layout.stride, layout.padding, layout.dilation]

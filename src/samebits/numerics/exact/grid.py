@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 MANTISSA = 53  # bits of a float64
 FEWEST_BITS = 16
@@ -52,7 +52,9 @@ def top(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
     Zeros and subnormal numbers count as the smallest normal ones; infinities and NaN give the largest e.
     """
-    return top_of_magnitude(torch.amax(x.abs(), dim=dim, keepdim=True))
+    integers, most = (torch.int32, 2**31 - 1) if x.dtype == torch.float32 else (torch.int64, 2**63 - 1)
+    sizes = x.view(integers).bitwise_and(most)  # in the order of magnitudes; the sign of a NaN differs between hosts
+    return top_of_magnitude(torch.amax(sizes, dim=dim, keepdim=True).view(x.dtype))
 
 
 def top_of_magnitude(size: Tensor) -> Tensor:
@@ -94,10 +96,10 @@ def largest(x: Tensor) -> Tensor:
     return torch.maximum(most.abs(), least.abs())
 
 
-def _snapped(library: Library, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
-    if not takes(x):
+def _snapped(library: Kernels, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
+    if not library.takes(x):
         return None
-    out, size = torch.empty(x.shape, dtype=torch.float64), torch.empty((), dtype=torch.float32)
+    out, size = x.new_empty(x.shape, dtype=torch.float64), library.place(x, x.dtype)
     library.call("snap_to", x, out, size, x.numel(), shift, threads())
     return out, size
 
@@ -108,10 +110,10 @@ def snapped(x: Tensor, shift: float) -> tuple[Tensor, Tensor]:
     return snap_(x.to(torch.float64, copy=True), shift), largest(x)
 
 
-def _snapped_sum(library: Library, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
-    if not takes(x):
+def _snapped_sum(library: Kernels, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
+    if not library.takes(x):
         return None
-    total, size = torch.empty(x.shape[1:], dtype=torch.float64), torch.empty((), dtype=torch.float32)
+    total, size = x.new_empty(x.shape[1:], dtype=torch.float64), library.place(x, x.dtype)
     library.call("snap_sum", x, total, size, x.shape[0], total.numel(), shift, threads())
     return total, size
 
@@ -123,10 +125,10 @@ def snapped_sum(x: Tensor, shift: float) -> tuple[Tensor, Tensor]:
     return values.sum(0), size
 
 
-def _snap(library: Library, x: Tensor, dim: int, bits: int) -> Tensor | None:
-    if x.dim() < 2 or dim % x.dim() != x.dim() - 2 or not takes(x):
+def _snap(library: Kernels, x: Tensor, dim: int, bits: int) -> Tensor | None:
+    if x.dim() < 2 or dim % x.dim() != x.dim() - 2 or not library.takes(x):
         return None
-    out = torch.empty(x.shape, dtype=torch.float64)
+    out = x.new_empty(x.shape, dtype=torch.float64)
     library.call("snap_columns", x, out, math.prod(x.shape[:-2]), *x.shape[-2:], bits, threads())
     return out
 
@@ -142,11 +144,11 @@ def snap(x: Tensor, dim: int, bits: int) -> Tensor:
     return snap_(x.to(torch.float64, copy=True), shifter(top(x, dim), bits))
 
 
-def _snap_rows(library: Library, x: Tensor, bits: int) -> Tensor | None:
+def _snap_rows(library: Kernels, x: Tensor, bits: int) -> Tensor | None:
     rows = x.reshape(-1, x.shape[-1]) if x.numel() else x
-    if not takes(rows):
+    if not library.takes(rows):
         return None
-    out = torch.empty(x.shape, dtype=torch.float64)
+    out = x.new_empty(x.shape, dtype=torch.float64)
     library.call("snap_rows", rows, out, *rows.shape, bits, threads())
     return out
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.operations.normalization import exponentials
@@ -17,16 +17,20 @@ from samebits.numerics.exact.windows import LOSS
 
 if TYPE_CHECKING:
     from samebits.models.nested import Nested
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
     from samebits.numerics.exact.windows import Windows
 
 
-def _compiled_cross_entropies(library: Library, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-    if not takes(logits) or not takes(targets, dtype=torch.int64):
+def _compiled_cross_entropies(library: Kernels, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    if (
+        not library.has("cross_entropy", 2 * logits.shape[1])
+        or not library.takes(logits)
+        or not library.takes(targets, dtype=torch.int64)
+    ):
         return None
     losses, slopes = logits.new_empty(logits.shape[0]), torch.empty_like(logits)
     if not library.call("cross_entropy", logits, targets, losses, slopes, *logits.shape, threads()):
-        return None
+        return None  # some targets are no classes, which PyTorch tells
     return losses, slopes
 
 

@@ -93,9 +93,8 @@ class ExactNumerics(Numerics):
         self._targets = self.samples * math.prod(target_shape)
 
     def configure(self) -> None:
-        """Choose kernels that the engine can see into, and on a CPU the kit's own where they are right."""
-        if self._device.type == "cpu":
-            check_kernels.start()
+        """Choose kernels that the engine can see into, and the kit's own where they are right."""
+        check_kernels.start(self._device)
         torch.set_deterministic_debug_mode("default")
         choose_kernels(fused=False)  # fused kernels hide their operations, and opt_einsum changes the order of products
         if not self.independent:
@@ -331,11 +330,10 @@ class ExactNumerics(Numerics):
         """Number of steps that were run again, and the share of numbers too small for a sum over the batch."""
         lost, counted = self.windows.below()
         share = lost / counted if counted else 0.0
-        compiled = self._device.type == "cpu" and library.chosen() is not None
         return Arithmetic(
             steps_made_again=self.windows.widened,
             below_window=share,
-            compiled_kernels=compiled,
+            compiled_kernels=library.chosen(self._device.type) is not None,
             shards_apart=None if self.independent else self.apart,
         )
 

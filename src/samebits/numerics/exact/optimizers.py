@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import blocks
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -96,7 +96,7 @@ class ExactOptimizer:
 
 
 def _moved(
-    library: Library,
+    library: Kernels,
     optimizer: _Blockwise,
     flat: list[Tensor],
     sums: list[Tensor],
@@ -105,7 +105,9 @@ def _moved(
 ) -> bool | None:
     """Whether the kernel of the optimizer's name has updated a parameter and its states."""
     p, *states = flat
-    if not (takes(p, *sums, dtype=torch.float64) and takes(*states)):
+    # A scale on a GPU is not known here.
+    read = scale is None or not scale.is_cuda
+    if not (read and library.takes(p, *sums, dtype=torch.float64) and library.takes(*states)):
         return None
     total = sums[0] if len(sums) == 1 else sums[0].add(sums[1])
     for addend in sums[2:]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 
 def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,10 +42,10 @@ def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return matmul(x.movedim(axis, -1).contiguous(), matrix).movedim(-1, axis)
 
 
-def _finished(library: Library, product: Tensor, bias: Tensor | None) -> Tensor | None:
-    if not takes(product, bias, dtype=torch.float64):
+def _finished(library: Kernels, product: Tensor, bias: Tensor | None) -> Tensor | None:
+    if not library.takes(product, bias, dtype=torch.float64):
         return None
-    out = torch.empty(product.shape, dtype=torch.float32)
+    out = product.new_empty(product.shape, dtype=torch.float32)
     width = product.shape[-1] if product.dim() else 1
     library.call("finish", product, bias, out, product.numel() // width, width, threads())
     return out
@@ -62,6 +62,7 @@ def rounded_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return _finish(torch.matmul(a, b), bias)
 
 
+_BLOCKWISE = "blocks"  # of rows, which a CPU keeps near
 _BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
 _FEWEST_ROWS = 256  # of a block: a product of fewer is slower
 
@@ -72,10 +73,10 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
 
 
 def _blockwise_product(
-    library: Library, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
+    library: Kernels, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
 ) -> Tensor | None:
     x = x.contiguous()
-    if not takes(x) or not takes(bias, dtype=torch.float64):
+    if not library.has(_BLOCKWISE) or not library.takes(x) or not library.takes(bias, dtype=torch.float64):
         return None
     (rows, terms), width = x.shape, factor.shape[1]
     out = torch.empty((rows, width), dtype=torch.float32)
@@ -101,9 +102,9 @@ def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = 
 
 
 def _blockwise_sums(
-    library: Library, left: Tensor, right: Tensor, left_shift: float, right_shift: float
+    library: Kernels, left: Tensor, right: Tensor, left_shift: float, right_shift: float
 ) -> tuple[Tensor, ...] | None:
-    if not takes(left, right):
+    if not library.has(_BLOCKWISE) or not library.takes(left, right):
         return None
     given = (left, left_shift), (right, right_shift)
     widths = left.shape[1], right.shape[1]
@@ -132,9 +133,9 @@ def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_sh
     return one.T @ other, one.sum(0), size, other_size
 
 
-def _shard_by_shard(library: Library, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
+def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
     left, right = left.contiguous(), right.contiguous()
-    if not takes(left, right):
+    if not library.has(_BLOCKWISE) or not library.takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]
     out = torch.empty((shards, height, width), dtype=torch.float32)

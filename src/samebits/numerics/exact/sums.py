@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import SUFFIXES, compiled, takes, threads
+from samebits.numerics.exact.compiled.library import SUFFIXES, compiled, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 
-def _fixed_order_sum(library: Library, x: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+def _fixed_order_sum(library: Kernels, x: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     x = x.contiguous()
-    if not x.dim() or x.dtype not in SUFFIXES or not takes(x, dtype=x.dtype):
+    if not x.dim() or x.dtype not in SUFFIXES or not library.takes(x, dtype=x.dtype):
         return None
     for first, count in _runs(sorted(d % x.dim() for d in dims)):
         shape = (*x.shape[:first], *(1,) * count, *x.shape[first + count :])
         outer, terms = math.prod(x.shape[:first]), math.prod(x.shape[first : first + count])
-        out = torch.empty(shape, dtype=torch.float64)
+        if not library.has("sum" + SUFFIXES[x.dtype], terms // 2):
+            return None
+        out = torch.empty(shape, dtype=torch.float64, device=x.device)
         inner = math.prod(x.shape[first + count :])
         library.call("sum" + SUFFIXES[x.dtype], x, out, outer, terms, inner, threads())
         x = out

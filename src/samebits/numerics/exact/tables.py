@@ -43,9 +43,9 @@ class Table:
         return c3.mul_(d).add_(c2).mul_(d).add_(c1).mul_(d).add_(c0)
 
     @cache  # noqa: B019 - the tables live as long as the process
-    def interleaved(self) -> Tensor:
-        """The coefficients on the CPU, (nodes, 4)."""
-        return torch.stack(self._coefficients(torch.device("cpu")), 1).contiguous()
+    def interleaved(self, device: torch.device) -> Tensor:
+        """The coefficients, (nodes, 4)."""
+        return torch.stack(self._coefficients(device), 1).contiguous()
 
     def _coefficients(self, device: torch.device) -> list[Tensor]:
         if device not in self._on:

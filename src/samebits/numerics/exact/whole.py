@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.convolution import (
     Layout,
     convolved,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
     from samebits.numerics.exact.windows import Windows
 
 Function = torch.autograd.Function
@@ -89,8 +89,8 @@ class WeightCache:
         return entry[2]
 
 
-def _compiled_on_grid(library: Library, weight: Tensor, bits: int) -> Tensor | None:
-    if not takes(weight, dtype=torch.float64):
+def _compiled_on_grid(library: Kernels, weight: Tensor, bits: int) -> Tensor | None:
+    if not library.takes(weight, dtype=torch.float64):
         return None
     out = torch.empty_like(weight)
     library.call("snap_all", weight, out, weight.numel(), bits, threads())

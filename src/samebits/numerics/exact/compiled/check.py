@@ -11,13 +11,15 @@ import torch
 
 from samebits.errors import HostError
 from samebits.numerics.exact import cells, convolution, losses, optimizers
-from samebits.numerics.exact.compiled import build
-from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, use, using
+from samebits.numerics.exact.compiled import HINT, build
+from samebits.numerics.exact.compiled.gpu import GpuLibrary
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
 from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.products import products_of_shards, rounded_matmul
+from samebits.numerics.exact.self_test.check import agrees
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.whole import on_grid
@@ -27,18 +29,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from samebits.numerics.exact.compiled.library import Kernels
+
 SWITCH = "SAMEBITS_KERNELS"
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 _COUNT, _WIDTH = 1050, 35
 
 
-def _usual(*shape: int, salt: int) -> Tensor:
-    return usual_floats(_COUNT, salt, _CPU)[: torch.Size(shape).numel()].view(shape)
+def _usual(device: torch.device, *shape: int, salt: int) -> Tensor:
+    return usual_floats(_COUNT, salt, device)[: torch.Size(shape).numel()].view(shape)
 
 
-def _of_rows() -> Iterable[Tensor]:
-    x, grad = _usual(30, _WIDTH, salt=1), _usual(30, _WIDTH, salt=2)
-    weight, bias = _usual(_WIDTH, salt=3), _usual(_WIDTH, salt=4)
+def _of_rows(device: torch.device) -> Iterable[Tensor]:
+    x, grad = _usual(device, 30, _WIDTH, salt=1), _usual(device, 30, _WIDTH, salt=2)
+    weight, bias = _usual(device, _WIDTH, salt=3), _usual(device, _WIDTH, salt=4)
     yield from (rows.softmax(x, -1, False), rows.log_softmax(x, -1, False))
     yield rows.softmax_backward(grad, rows.softmax(x, -1, False), -1, torch.float32)
     yield rows.log_softmax_backward(grad, rows.log_softmax(x, -1, False), -1, torch.float32)
@@ -48,17 +52,17 @@ def _of_rows() -> Iterable[Tensor]:
     grads = rows.layer_norm_backward(grad, x, [_WIDTH], mean, scale, weight, bias, wanted)
     yield from (one for one in grads if one is not None)
     sizes = 2, 6, _COUNT // 12
-    images, factor = _usual(*sizes, salt=16), _usual(6, salt=17)
+    images, factor = _usual(device, *sizes, salt=16), _usual(device, 6, salt=17)
     yield from rows.group_norm(images, factor, factor, *sizes, 3, 1e-5)
     _, mean, scale = rows.group_norm(images, None, None, *sizes, 3, 1e-5)
     back = rows.group_norm_backward(images, images.neg(), mean, scale, factor, *sizes, 3, wanted)
     yield from (*(one for one in back if one is not None), relu(images))
-    yield from losses.cross_entropies(x, torch.arange(30) % _WIDTH)
+    yield from losses.cross_entropies(x, torch.arange(30, device=device) % _WIDTH)
 
 
-def _of_grids() -> Iterable[Tensor]:
-    x, bias = _usual(30, _WIDTH, salt=5), _usual(30, salt=15).to(torch.float64)
-    yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, _CPU).view(-1, 30), 20), snap(x, 0, 20))
+def _of_grids(device: torch.device) -> Iterable[Tensor]:
+    x, bias = _usual(device, 30, _WIDTH, salt=5), _usual(device, 30, salt=15).to(torch.float64)
+    yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, device).view(-1, 30), 20), snap(x, 0, 20))
     yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
     yield snap_rows(x.repeat(40, 1), 20)  # by several threads, if there are any
     yield from (*snapped(x, 3 * 2.0**40), *snapped_sum(x.view(5, 6, _WIDTH), 3 * 2.0**40))
@@ -69,45 +73,48 @@ def _of_grids() -> Iterable[Tensor]:
         yield fixed_order_sum(numbers, dims)
 
 
-def _of_depthwise_convolutions() -> Iterable[Tensor]:
+def _of_depthwise_convolutions(device: torch.device) -> Iterable[Tensor]:
     for size, each, (stride, padding, dilation) in (((12, 11), 1, (2, 1, 3)), ((40,), 2, (1, 2, 1))):
         axes = len(size)
         moves = Layout((stride,) * axes, (padding,) * axes, (dilation,) * axes, False, (0,) * axes, 3)
-        x = snap_groups(_usual(2, 3, *size, salt=18), 1, 6, 20)
-        weight = snap_groups(_usual(3 * each, 1, *(3, 2)[:axes], salt=19), 1, 3, 20)
+        x = snap_groups(_usual(device, 2, 3, *size, salt=18), 1, 6, 20)
+        weight = snap_groups(_usual(device, 3 * each, 1, *(3, 2)[:axes], salt=19), 1, 3, 20)
         y = convolution.convolved(x, weight, moves)
         grad = snap_groups(y.to(torch.float32), 1, 1, 20)
         yield from (y, convolution.gradient_of_images(grad, x.shape, weight, moves))
         yield convolution.gradient_of_kernels(grad, snap_groups(x.to(torch.float32), 1, 1, 20), weight.shape, moves)
 
 
-def _of_optimizers() -> Iterable[Tensor]:
+def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
-            p = torch.nn.Parameter(_usual(_COUNT, salt=7).to(torch.float64))
+            p = torch.nn.Parameter(_usual(device, _COUNT, salt=7).to(torch.float64))
             optimizer = make([[p]], lr=0.01, terms=terms, clip=clip, weight_decay=0.1, **settings)
             for salt in (8, 9):
-                p.grad = _usual(_COUNT, salt=salt).to(torch.float64)
+                p.grad = _usual(device, _COUNT, salt=salt).to(torch.float64)
                 optimizer.step()
             yield from (p.detach(), *(t for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)))
 
 
-def _of_cells() -> Iterable[Tensor]:
+def _of_cells(device: torch.device) -> Iterable[Tensor]:
     rows, width = 6, _WIDTH
-    states = [_usual(rows, width, salt=salt).to(torch.float64) for salt in (11, 12)]
+    states = [_usual(device, rows, width, salt=salt).to(torch.float64) for salt in (11, 12)]
     for cell, gates in ((cells.LSTM, 4), (cells.GRU, 3)):
-        x, hidden = _usual(rows, gates * width, salt=13), _usual(rows, gates * width, salt=14).to(torch.float64)
+        x, hidden = (
+            _usual(device, rows, gates * width, salt=13),
+            _usual(device, rows, gates * width, salt=14).to(torch.float64),
+        )
         after, saved = cell.step(x, hidden, states[: cell.states])
         slopes, earlier = cell.slopes(states[: cell.states], [s.neg() for s in states[: cell.states]], saved)
         yield from (*after, *saved, *slopes, *(one for one in earlier if one is not None))
 
 
-def _of_numbers(function: Callable[[Tensor], Tensor]) -> Iterable[Tensor]:
-    x = floats(_COUNT, 10, _CPU).to(torch.float64)
+def _of_numbers(function: Callable[[Tensor], Tensor], device: torch.device) -> Iterable[Tensor]:
+    x = floats(_COUNT, 10, device).to(torch.float64)
     return (function(torch.where(x.abs() > 2.0**19, 1.0, x)),)
 
 
-CASES: dict[str, Callable[[], Iterable[Tensor]]] = {
+CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "rows": _of_rows,
     "grids and sums": _of_grids,
     "depthwise convolutions": _of_depthwise_convolutions,
@@ -118,24 +125,34 @@ CASES: dict[str, Callable[[], Iterable[Tensor]]] = {
 """What is compared, by name."""
 
 
-def differing(library: Library) -> list[str]:
+def differing(library: Kernels, device: torch.device = CPU) -> list[str]:
     """The names of the cases in which a library gives other bits than Python's functions."""
-    return [name for name, run in CASES.items() if _digest(run, None) != _digest(run, library)]
+    return [
+        name for name, run in CASES.items() if not agrees(_digest(run, library, device), _digest(run, None, device))
+    ]
 
 
-def _digest(run: Callable[[], Iterable[Tensor]], library: Library | None) -> str:
+def _digest(run: Callable[[torch.device], Iterable[Tensor]], library: Kernels | None, device: torch.device) -> str:
     with using(library):
-        return digest(run())
+        return digest(run(device))
 
 
-def start() -> str | None:
-    """Use the compiled kernels from now on if this host can have them and they are right; why not, else None."""
-    library, why = (None, f"{SWITCH} is set to python") if os.environ.get(SWITCH) == "python" else _found()
-    use(library)
-    return why
+def start(device: torch.device = CPU) -> HostError | None:
+    """Use the compiled kernels from now on if this device can have them and they are right; why not, else None."""
+    found = _OFF if os.environ.get(SWITCH) == "python" else _found(device)
+    if isinstance(found, HostError):
+        unused(device.type)
+        return found
+    use(found)
+    return None
 
 
-def _loaded() -> Library:
+_OFF = HostError(f"{SWITCH} is set to python", hint="unset it; compiled kernels give the same bits faster")
+
+
+def _loaded(device: torch.device) -> Kernels:
+    if device.type == "cuda":
+        return GpuLibrary()
     try:
         return Library(build.library())
     except OSError:  # of a damaged file
@@ -143,13 +160,14 @@ def _loaded() -> Library:
 
 
 @cache
-def _found() -> tuple[Library | None, str | None]:
+def _found(device: torch.device) -> Kernels | HostError:
     try:
-        library = _loaded()
+        library = _loaded(device)
+        if wrong := differing(library, device):
+            text = f"compiled kernels give other bits on {device}: {', '.join(wrong)}"
+            return HostError(text, hint="report it; Python's functions give the right bits")
     except HostError as error:
-        return None, error.message
+        return error
     except OSError as error:
-        return None, str(error)
-    if wrong := differing(library):
-        return None, f"compiled kernels give other bits on this host: {', '.join(wrong)}"
-    return library, None
+        return HostError(str(error), hint=HINT)
+    return library

@@ -24,7 +24,34 @@ SUFFIXES = {torch.float32: "_float", torch.float64: "_double"}
 """Endings of the names of kernels that take numbers of either type."""
 
 
-class Library:
+class Kernels:
+    """Compiled functions for tensors of one type of device."""
+
+    device = "cpu"
+
+    def call(self, name: str, *arguments: Tensor | float | None) -> int:
+        """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
+        raise NotImplementedError
+
+    def has(self, name: str, kept: int = 0) -> bool:  # noqa: ARG002
+        """Whether there is such a function, and room for so many float64 numbers that it keeps."""
+        return True
+
+    def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A number on the device of a tensor, for the largest of some."""
+        return like.new_empty((), dtype=dtype)
+
+    def takes(self, *tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether all tensors lie densely in the device's memory, have that type, and are not empty."""
+        return all(
+            t is None
+            or (type(t) in _KINDS and t.dtype == dtype and t.device.type == self.device and t.is_contiguous()
+                and t.numel() > 0)
+            for t in tensors
+        )  # fmt: skip
+
+
+class Library(Kernels):
     """The functions of a compiled ``kernels.c``."""
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +61,7 @@ class Library:
             self.call("use_threads", *team)
 
     def call(self, name: str, *arguments: Tensor | float | None) -> int:
-        """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
+        """See ``Kernels.call``."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = getattr(self._loaded, name)
@@ -54,39 +81,49 @@ def _openmp() -> list[int]:
 
 
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-_chosen: Library | None = None
+_chosen: dict[str, Kernels] = {}
 OF_NUMBERS: dict[Callable[[Tensor], Tensor], Callable[[Any, Tensor], Tensor | None]] = {}
 """The functions of numbers that have a compiled form, each with its kernel."""
 
 
-def use(library: Library | None) -> None:
-    """Let a library answer from now on, in all threads; None for Python's functions."""
-    global _chosen
-    _chosen = library
+def use(library: Kernels) -> None:
+    """Let a library answer from now on for tensors of its type of device, in all threads."""
+    _chosen[library.device] = library
 
 
-def chosen() -> Library | None:
-    """The library that answers now."""
-    return _chosen
+def unused(device: str) -> None:
+    """Let Python's functions answer for tensors of such a device."""
+    _chosen.pop(device, None)
+
+
+def chosen(device: str = "cpu") -> Kernels | None:
+    """The library that answers now for tensors of such a device."""
+    return _chosen.get(device)
 
 
 @contextmanager
-def using(library: Library | None) -> Iterator[None]:
-    """Context with another library, or with Python's functions."""
-    before = _chosen
-    use(library)
+def using(library: Kernels | None) -> Iterator[None]:
+    """Context with another library alone, or with Python's functions."""
+    before = _chosen.copy()
+    _chosen.clear()
+    if library is not None:
+        use(library)
     try:
         yield
     finally:
-        use(before)
+        _chosen.clear()
+        _chosen.update(before)
 
 
 def _answer(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a kernel returns; None if there is no library."""
-    if _chosen is None:
+    """What a kernel returns; None if there is no library for the device of the first tensor."""
+    if not _chosen:
         return None
     with _unwatched():
-        return kernel(_chosen, *args, **kwargs)
+        firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in args)
+        on_gpu = next(one.is_cuda for one in firsts if isinstance(one, Tensor))
+        library = _chosen.get("cuda" if on_gpu else "cpu")
+        return None if library is None else kernel(library, *args, **kwargs)
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
@@ -104,7 +141,7 @@ def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
 
 
 def of_numbers(
-    table: Callable[[], Tensor] | None = None, near: str | None = None
+    table: Callable[[torch.device], Tensor] | None = None, near: str | None = None
 ) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
     """Let the kernels of a function's name answer for each number.
 
@@ -114,14 +151,14 @@ def of_numbers(
     def replace(plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         name = plain.__name__
 
-        def kernel(library: Library, x: Tensor) -> Tensor | None:
+        def kernel(library: Kernels, x: Tensor) -> Tensor | None:
             suffix = SUFFIXES.get(x.dtype)
-            if suffix is None or not takes(x, dtype=x.dtype):
+            if suffix is None or not library.has(name + suffix) or not library.takes(x, dtype=x.dtype):
                 return None
             if near is not None and not library.call(near + suffix, x, x.numel()):
                 return None
             out = torch.empty_like(x)
-            library.call(name + suffix, x, out, x.numel(), threads(), table() if table else None)
+            library.call(name + suffix, x, out, x.numel(), threads(), table(x.device) if table else None)
             return out
 
         function = compiled(kernel)(plain)
@@ -135,15 +172,6 @@ def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
     """``function`` of float32 numbers, computed in float64 and rounded once, if it has a kernel that takes them."""
     kernel = OF_NUMBERS.get(function)
     return None if kernel is None else _answer(kernel, x)
-
-
-def takes(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether all tensors lie densely in this host's memory, have that type, and are not empty."""
-    return all(
-        t is None
-        or (type(t) in _KINDS and t.dtype == dtype and t.device.type == "cpu" and t.is_contiguous() and t.numel() > 0)
-        for t in tensors
-    )
 
 
 _KINDS = (Tensor, nn.Parameter)

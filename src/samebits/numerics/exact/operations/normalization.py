@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.operations.reductions import divided, moments, norm_of
 from samebits.numerics.exact.operations.registry import exact, summed, wide
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 V = TypeVar("V", bound="Callable[..., Any]")
@@ -34,10 +34,12 @@ def exponentials(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
 def _by_rows(name: str) -> Callable[[V], V]:
     """Let a kernel answer for rows: of one tensor, or of a gradient and a tensor."""
 
-    def kernel(library: Library, x: Tensor, *more: Any) -> Tensor | None:
+    def kernel(library: Kernels, x: Tensor, *more: Any) -> Tensor | None:
         other = more[0] if isinstance(more[0], torch.Tensor) else None
         dim = more[0] if other is None else more[1]
-        if x.dim() == 0 or dim % x.dim() != x.dim() - 1 or not takes(x, other):
+        if x.dim() == 0 or dim % x.dim() != x.dim() - 1 or not library.takes(x, other):
+            return None
+        if not library.has(name, 2 * x.shape[-1]):
             return None
         out = torch.empty_like(x)
         library.call(name, x, other, out, x.numel() // x.shape[-1], x.shape[-1], threads())
@@ -127,7 +129,7 @@ Rows = tuple[int, int, int, int]
 
 
 def _normed(
-    library: Library,
+    library: Kernels,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -136,7 +138,7 @@ def _normed(
     moments: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Layer norm or group norm by the kernel of both, with mean and reciprocal deviation in the shape ``moments``."""
-    if not takes(x, weight, bias):
+    if not library.has("layer_norm", 2 * rows[1]) or not library.takes(x, weight, bias):
         return None
     out, middle, scale = torch.empty_like(x), x.new_empty(moments), x.new_empty(moments)
     library.call("layer_norm", x, weight, bias, out, middle, scale, *rows, float(eps), threads())
@@ -144,10 +146,10 @@ def _normed(
 
 
 def _normed_backward(
-    library: Library, grad: Tensor, x: Tensor, weight: Tensor | None, moments: tuple[Tensor, Tensor], rows: Rows
+    library: Kernels, grad: Tensor, x: Tensor, weight: Tensor | None, moments: tuple[Tensor, Tensor], rows: Rows
 ) -> Tensor | None:
     """The gradient of the input of ``_normed``."""
-    if not takes(grad, x, weight, *moments):
+    if not library.has("layer_norm_backward", 2 * rows[1]) or not library.takes(grad, x, weight, *moments):
         return None
     out = torch.empty_like(x)
     library.call("layer_norm_backward", grad, x, weight, *moments, out, *rows, threads())
@@ -155,7 +157,7 @@ def _normed_backward(
 
 
 def _layer_norm(
-    library: Library, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    library: Kernels, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     outer = x.shape[: x.dim() - len(shape)]
     rows = math.prod(outer), math.prod(shape), 1, 0
@@ -174,7 +176,7 @@ def layer_norm(
 
 
 def _input_gradient(
-    library: Library,
+    library: Kernels,
     grad: Tensor,
     x: Tensor,
     dims: tuple[int, ...],
@@ -234,7 +236,7 @@ def _rows_of_groups(batch: int, channels: int, positions: int, groups: int) -> R
 
 
 def _group_norm(
-    library: Library, x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, *sizes_and_eps: Any
+    library: Kernels, x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, *sizes_and_eps: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     channels, positions, groups, eps = sizes_and_eps
     rows = _rows_of_groups(batch, channels, positions, groups)
@@ -298,7 +300,7 @@ def _of_groups(x: Tensor, mean: Tensor, rstd: Tensor, sizes: tuple[int, int, int
 
 
 def _group_input_gradient(
-    library: Library,
+    library: Kernels,
     grad: Tensor,
     x: Tensor,
     weight: Tensor | None,

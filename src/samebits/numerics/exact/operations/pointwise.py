@@ -9,7 +9,7 @@ import torch
 
 from samebits.numerics.dispatch import storage_of
 from samebits.numerics.exact import activations, elementary
-from samebits.numerics.exact.compiled.library import compiled, takes, threads
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.compiled.library import Library
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 Number = float | int | bool
@@ -251,8 +251,8 @@ def positive_zero(x: Tensor) -> Tensor:
     return x.add_(0.0) if x.is_floating_point() else x
 
 
-def _compiled_relu(library: Library, x: Tensor) -> Tensor | None:
-    if not takes(x):
+def _compiled_relu(library: Kernels, x: Tensor) -> Tensor | None:
+    if not library.takes(x):
         return None
     out = torch.empty_like(x)
     library.call("relu", x, out, x.numel(), threads())

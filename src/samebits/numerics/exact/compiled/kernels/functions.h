@@ -9,13 +9,13 @@
     double total = (x) * c[sizeof(c) / 8 - 1] + c[sizeof(c) / 8 - 2]; \
     for (int i = (int)(sizeof(c) / 8) - 3; i >= 0; i--) total = total * (x) + c[i];
 
-static const double EXP[] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+CONSTANT EXP[] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
                              1.0 / 362880};
-static const double EXPM1[] = {1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+CONSTANT EXPM1[] = {1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
                                1.0 / 362880, 1.0 / 3628800};
-static const double LOG[] = {1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17};
-static const double SIN[] = {1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800};
-static const double COS[] = {1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
+CONSTANT LOG[] = {1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17};
+CONSTANT SIN[] = {1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800};
+CONSTANT COS[] = {1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
                              -1.0 / 87178291200};
 
 INLINE double polynomial_exp(double x) { HORNER(x, EXP) return total; }
@@ -102,7 +102,7 @@ INLINE double circular(double x, i64 quarter) {
 INLINE double of_sin(double x) { return x == 0 ? x : circular(x, 0); }
 INLINE double of_cos(double x) { return circular(x, 1); }
 
-INLINE double root_of_float(double x) { return (double)(float)__builtin_sqrt((double)(float)x); }
+INLINE double root_of_float(double x) { return (double)(float)ROOT((double)(float)x); }
 INLINE double near_one(double x, i64 *half) {
     i64 h = ((bits_of(x) >> 52) - 1023) >> 1;
     *half = h = h < -511 ? -511 : h > 511 ? 511 : h;

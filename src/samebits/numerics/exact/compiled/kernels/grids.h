@@ -6,17 +6,18 @@ INLINE double shifter(i64 top, i64 bits) {
     return of_bits((e << 52) | (1LL << 51));
 }
 
+#ifndef __CUDACC__
 struct snap { const float *x; double *y; i64 width, bits, count, groups; };
 /* Numbers seen as (outer, groups, inner), of which each group has a grid of its own. */
 static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
     i64 inner = s->width, outer = s->count, groups = s->groups;
     for (i64 group = first; group < last; group++) {
-        int32_t most = 0;
+        i32 most = 0;
         for (i64 o = 0; o < outer; o++) {
             const float *restrict x = s->x + (o * groups + group) * inner;
             for (i64 i = 0; i < inner; i++) {
-                int32_t size = size_of(x[i]);
+                i32 size = size_of(x[i]);
                 most = size > most ? size : most;
             }
         }
@@ -40,7 +41,7 @@ API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, uns
 static i64 largest_bits(const double *x, i64 n) {
     i64 most = 0;
     for (i64 i = 0; i < n; i++) {
-        i64 size = bits_of(x[i]) & INT64_MAX;
+        i64 size = bits_of(x[i]) & ~LEAST;
         most = size > most ? size : most;
     }
     return most;
@@ -69,12 +70,12 @@ static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
         i64 column = block % blocks * wide, columns = width - column < wide ? width - column : wide;
         const float *x = s->x + block / blocks * count * width + column;
         double *y = s->y + block / blocks * count * width + column;
-        int32_t most[MOST_COLUMNS] = {0};
+        i32 most[MOST_COLUMNS] = {0};
         double shifts[MOST_COLUMNS];
         for (i64 i = 0; i < count; i++) {
             const float *restrict row = x + i * width;
             for (i64 c = 0; c < columns; c++) {
-                int32_t size = size_of(row[c]);
+                i32 size = size_of(row[c]);
                 most[c] = size > most[c] ? size : most[c];
             }
         }
@@ -94,8 +95,8 @@ API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width
 }
 
 /* Let a number that threads share be at least one whose bits these are. */
-static void raise_to(float *number, int32_t bits) {
-    int32_t *shared = (int32_t *)number, known = __atomic_load_n(shared, __ATOMIC_RELAXED);
+static void raise_to(float *number, i32 bits) {
+    i32 *shared = (i32 *)number, known = __atomic_load_n(shared, __ATOMIC_RELAXED);
     while (bits > known && !__atomic_compare_exchange_n(shared, &known, bits, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
@@ -104,9 +105,9 @@ static void snap_to_rows(const void *arguments, i64 first, i64 last) {
     const struct snap_to *s = arguments;
     const float *restrict x = s->x;
     double *restrict y = s->y, shift = s->shift;
-    int32_t most = 0;
+    i32 most = 0;
     for (i64 i = first; i < last; i++) {
-        int32_t size = size_of(x[i]);
+        i32 size = size_of(x[i]);
         most = size > most ? size : most;
         y[i] = (double)x[i] + shift - shift;
     }
@@ -123,7 +124,7 @@ struct snap_sum { const float *x; double *y; float *largest; double shift; i64 r
 static void snap_sum_columns(const void *arguments, i64 first, i64 last) {
     const struct snap_sum *s = arguments;
     double shift = s->shift;
-    int32_t most = 0;
+    i32 most = 0;
     for (i64 start = first; start < last; start += BLOCK) {
         i64 count = last - start < BLOCK ? last - start : BLOCK;
         double *restrict y = s->y + start;
@@ -131,7 +132,7 @@ static void snap_sum_columns(const void *arguments, i64 first, i64 last) {
         for (i64 row = 0; row < s->rows; row++) {
             const float *restrict x = s->x + row * s->width + start;
             for (i64 i = 0; i < count; i++) {
-                int32_t size = size_of(x[i]);
+                i32 size = size_of(x[i]);
                 most = size > most ? size : most;
                 y[i] += (double)x[i] + shift - shift;
             }
@@ -162,3 +163,4 @@ API void finish(const double *x, const double *bias, float *y, i64 rows, i64 wid
     struct finish f = {x, bias, y, width};
     share(finish_rows, &f, rows, rows * width, threads);
 }
+#endif

@@ -5,43 +5,39 @@ INLINE float gradient_of(const struct update *u, i64 i) {
     double total = u->divide ? u->sums[i] / u->terms : u->sums[i] * u->factor;
     return (float)total * u->scale;
 }
-static void sgd_rows(const void *arguments, i64 first, i64 last) {
-    const struct update *u = arguments;
+PART(sgd_part, struct update, u) {
+    BEGIN(struct update, u)
     float lr = (float)u->n[0], momentum = (float)u->n[1], decay = (float)u->n[2];
-    for (i64 i = first; i < last; i++) {
+    EVERY(i) {
         float p = (float)u->p[i], g = gradient_of(u, i);
         g = u->n[2] != 0 ? g + p * decay : g;
         if (u->n[1] != 0) u->first[i] = g = u->first[i] * momentum + g;
         u->p[i] = (double)(p - g * lr);
     }
 }
-static void adamw_rows(const void *arguments, i64 first, i64 last) {
-    const struct update *u = arguments;
+PART(adamw_part, struct update, u) {
+    BEGIN(struct update, u)
     float decay = (float)u->n[0], rate = (float)u->n[1], correction = (float)u->n[2], eps = (float)1e-8;
     double *restrict weights = u->p;
     float *restrict means = u->first, *restrict squares = u->second;
-    for (i64 i = first; i < last; i++) {
+    EVERY(i) {
         float p = (float)weights[i], g = gradient_of(u, i), mean = means[i], square = squares[i];
         p = u->n[0] != 1 ? p * decay : p;
         mean = mean + (g - mean) * (float)(1.0 - 0.9);
         square = square * (float)0.999 + g * g * (float)(1.0 - 0.999);
         means[i] = mean;
         squares[i] = square;
-        float root = (float)__builtin_sqrt((double)square) / correction + eps;
+        float root = (float)ROOT((double)square) / correction + eps;
         weights[i] = (double)(p - mean / root * rate);
     }
-}
-static void update(rows_of body, double *p, const double *sums, float *first, float *second, i64 n, double terms,
-                   double scale, double n0, double n1, double n2, unsigned threads) {
-    i64 count = (i64)terms;
-    struct update u = {p, sums, first, second, terms, 1.0 / terms, {n0, n1, n2}, (float)scale,
-                       (count & (count - 1)) != 0};
-    share(body, &u, n, n, threads);
 }
 #define UPDATE(name) \
     API void name(double *p, const double *sums, float *first, float *second, i64 n, double terms, double scale, \
                   double n0, double n1, double n2, unsigned threads) { \
-        update(name##_rows, p, sums, first, second, n, terms, scale, n0, n1, n2, threads); \
+        i64 count = (i64)terms; \
+        struct update u = {p, sums, first, second, terms, 1.0 / terms, {n0, n1, n2}, (float)scale, \
+                           (count & (count - 1)) != 0}; \
+        RUN(name##_part, u, n, n); \
     }
 UPDATE(sgd)
 UPDATE(adamw)

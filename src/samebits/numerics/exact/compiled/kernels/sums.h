@@ -1,5 +1,22 @@
 /* Sums by halving. */
 
+#ifdef __CUDACC__
+/* The sum of count numbers, which the threads of a block share, and which they overwrite. */
+INLINE double halved(double *x, i64 count) {
+    __syncthreads();
+    for (; count > 1; count /= 2) {
+        i64 half = count / 2;
+        EACH(i, half) {
+            double both = x[i] + x[half + i];
+            x[i] = i == 0 && count % 2 ? both + x[2 * half] : both;
+        }
+        __syncthreads();
+    }
+    double total = count ? x[0] : 0.0;
+    __syncthreads();
+    return total;
+}
+#else
 /* The sum of count numbers, which it overwrites. */
 INLINE double halved(double *restrict x, i64 count) {
     if (count == 0) return 0.0;
@@ -53,3 +70,4 @@ struct sum { const void *x; double *y; i64 count, inner; };
     }
 SUM_OF(float, _float)
 SUM_OF(double, _double)
+#endif

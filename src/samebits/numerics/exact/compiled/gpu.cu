@@ -1,0 +1,157 @@
+/* Compiled forms of exact functions for GPUs: functions, rows and optimizers are those of kernels.c, line for line.
+ *
+ * NVRTC compiles this without fusing multiplications and additions (--fmad=false). A division and a square root of
+ * float64 numbers are rounded as IEEE 754 says, and numbers are never flushed to zero. What sums in another order than
+ * kernels.c takes maxima alone, or sums of numbers on one grid.
+ */
+#define THREADS_OF_ROW 256
+
+#include "kernels/numbers.h"
+#include "kernels/functions.h"
+#include "kernels/threads.h"
+#include "kernels/many.h"
+#include "kernels/sums.h"
+#include "kernels/grids.h"
+#include "kernels/rows.h"
+#include "kernels/optimizers.h"
+
+/* -- sums by halving: a block has some columns, and half of their numbers in the memory that its threads share ------- */
+
+#define SUM_ON_GPU(type, suffix) \
+    API void sum##suffix(const type *x, double *y, i64 outer, i64 count, i64 inner, unsigned threads, i64 wide) { \
+        SHARED_BY_BLOCK(kept); \
+        i64 blocks = (inner + wide - 1) / wide, half = count / 2; \
+        for (i64 block = blockIdx.x; block < outer * blocks; block += gridDim.x) { \
+            i64 column = block % blocks * wide, columns = inner - column < wide ? inner - column : wide; \
+            const type *from = x + block / blocks * count * inner + column; \
+            double *to = y + block / blocks * inner + column; \
+            EACH(k, half * columns) { \
+                i64 i = k / columns, c = k % columns; \
+                double both = (double)from[i * inner + c] + (double)from[(half + i) * inner + c]; \
+                kept[k] = i == 0 && count % 2 ? both + (double)from[2 * half * inner + c] : both; \
+            } \
+            for (i64 left = half; left > 1; left /= 2) { \
+                i64 fewer = left / 2 * columns; \
+                __syncthreads(); \
+                EACH(k, fewer) { \
+                    double both = kept[k] + kept[fewer + k]; \
+                    kept[k] = k < columns && left % 2 ? both + kept[2 * fewer + k] : both; \
+                } \
+            } \
+            __syncthreads(); \
+            EACH(c, columns) to[c] = half ? kept[c] : count ? (double)from[c] : 0.0; \
+            __syncthreads(); \
+        } \
+    }
+SUM_ON_GPU(float, _float)
+SUM_ON_GPU(double, _double)
+
+/* -- grids ------------------------------------------------------------------------------------------------------- */
+
+/* The largest of what the threads of a block have, for all of them. */
+INLINE i32 largest_of_block(i32 mine) {
+    __shared__ i32 most;
+    __syncthreads();
+    ONCE most = 0;
+    __syncthreads();
+    atomicMax(&most, mine);
+    __syncthreads();
+    return most;
+}
+
+/* A block for each group. */
+API void snap_groups(const float *x, double *y, i64 outer, i64 groups, i64 inner, i64 bits, unsigned threads) {
+    for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
+        i32 most = 0;
+        EACH(k, outer * inner) {
+            i32 size = size_of(x[(k / inner * groups + group) * inner + k % inner]);
+            most = size > most ? size : most;
+        }
+        double shift = shifter((largest_of_block(most) >> 23) - 126, bits);
+        EACH(k, outer * inner) {
+            i64 i = (k / inner * groups + group) * inner + k % inner;
+            y[i] = (double)x[i] + shift - shift;
+        }
+    }
+}
+API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, unsigned threads) {
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        i32 most = 0;
+        EACH(i, width) {
+            i32 size = size_of(x[row * width + i]);
+            most = size > most ? size : most;
+        }
+        double shift = shifter((largest_of_block(most) >> 23) - 126, bits);
+        EACH(i, width) y[row * width + i] = (double)x[row * width + i] + shift - shift;
+    }
+}
+
+/* A block for some neighbouring columns, as many as a warp has threads; each thread has every so-manieth row of one. */
+#define WIDE 32
+API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
+    __shared__ i32 sizes[WIDE];
+    i64 blocks = (width + WIDE - 1) / WIDE, lane = threadIdx.x % WIDE, first = threadIdx.x / WIDE;
+    i64 step = blockDim.x / WIDE;
+    for (i64 block = blockIdx.x; block < outer * blocks; block += gridDim.x) {
+        i64 column = block % blocks * WIDE + lane, start = block / blocks * count * width + column;
+        if (first == 0) sizes[lane] = 0;
+        __syncthreads();
+        i32 most = 0;
+        if (column < width)
+            for (i64 i = first; i < count; i += step) {
+                i32 size = size_of(x[start + i * width]);
+                most = size > most ? size : most;
+            }
+        atomicMax(&sizes[lane], most);
+        __syncthreads();
+        double shift = shifter((sizes[lane] >> 23) - 126, bits);
+        if (column < width)
+            for (i64 i = first; i < count; i += step) y[start + i * width] = (double)x[start + i * width] + shift - shift;
+        __syncthreads();
+    }
+}
+
+/* The bits of the largest size among numbers, in a place that is zero before. */
+API void largest_bits(const double *x, i64 *most, i64 last) {
+    i64 mine = 0;
+    EVERY(i) {
+        i64 size = bits_of(x[i]) & ~LEAST;
+        mine = size > mine ? size : mine;
+    }
+    atomicMax(most, mine);
+}
+API void snap_all(const double *x, double *y, i64 last, i64 bits, unsigned threads, const i64 *most) {
+    double shift = shifter((*most >> 52) - 1022, bits);
+    EVERY(i) y[i] = x[i] + shift - shift;
+}
+
+/* The largest size is in a place that is zero before. */
+API void snap_to(const float *x, double *y, float *largest, i64 last, double shift, unsigned threads) {
+    i32 most = 0;
+    EVERY(i) {
+        i32 size = size_of(x[i]);
+        most = size > most ? size : most;
+        y[i] = (double)x[i] + shift - shift;
+    }
+    most = largest_of_block(most);
+    ONCE atomicMax((i32 *)largest, most);
+}
+API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 last, double shift, unsigned threads) {
+    i32 most = 0;
+    EVERY(i) {
+        double total = 0.0;
+        for (i64 row = 0; row < rows; row++) {
+            i32 size = size_of(x[row * last + i]);
+            most = size > most ? size : most;
+            total += (double)x[row * last + i] + shift - shift;
+        }
+        y[i] = total;
+    }
+    most = largest_of_block(most);
+    ONCE atomicMax((i32 *)largest, most);
+}
+
+API void finish(const double *x, const double *bias, float *y, i64 rows, i64 width, unsigned threads) {
+    i64 last = rows * width;
+    EVERY(i) y[i] = (float)(bias ? x[i] + 0.0 + bias[i % width] : x[i] + 0.0);
+}

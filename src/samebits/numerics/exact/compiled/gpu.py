@@ -1,0 +1,216 @@
+"""The kernels of ``gpu.cu``: compiled by NVRTC for each kind of GPU, and launched by the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from samebits.errors import HostError, first_line
+from samebits.files import atomic, own_folder
+from samebits.numerics.exact.compiled.build import PARTS
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, Kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = Path(__file__).with_name("gpu.cu")
+OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+"""Of NVRTC. ``--fmad=false`` forbids the one change that it makes by itself; the others are the usual ones."""
+BLOCK, WIDE, SHARED = 256, 32, 48 << 10
+"""Threads of a block, columns that it has at a time, and bytes that the threads of a block of any GPU can share."""
+_HINT = "set the environment's SAMEBITS_KERNELS to python, which gives the same bits more slowly"
+_MOST_BLOCKS = 1 << 16
+_PLACES = 1 << 12
+_BYTES = 8  # of a float64 number
+
+
+class Launch(NamedTuple):
+    """How a kernel is launched: blocks, bytes that the threads of each share, and arguments behind the usual ones."""
+
+    blocks: int
+    shared: int = 0
+    more: tuple[int, ...] = ()
+
+
+def _of_each(number: int) -> Callable[..., Launch]:
+    """A thread for each of as many numbers as an argument says, or for some of them."""
+    return lambda *given: Launch(-(-given[number] // BLOCK))
+
+
+def _of_rows(number: int) -> Callable[..., Launch]:
+    """A block for each of as many rows as an argument says, with room for two of them; the next one is their width."""
+    return lambda *given: Launch(given[number], 2 * given[number + 1] * _BYTES)
+
+
+def _of_sums(x: Tensor, y: Tensor, outer: int, count: int, inner: int, *_: Any) -> Launch:  # noqa: ARG001
+    """A block for as many columns as it has room for, with half of their numbers."""
+    wide = max(1, min(inner, WIDE, SHARED // _BYTES // max(count // 2, 1)))
+    return Launch(outer * -(-inner // wide), count // 2 * wide * _BYTES, (wide,))
+
+
+LAUNCHES: dict[str, Callable[..., Launch]] = {
+    "relu": _of_each(2),
+    "sum_float": _of_sums,
+    "sum_double": _of_sums,
+    "snap_groups": lambda x, y, outer, groups, *_: Launch(groups),  # noqa: ARG005
+    "snap_rows": lambda x, y, rows, *_: Launch(rows),  # noqa: ARG005
+    "snap_columns": lambda x, y, outer, count, width, *_: Launch(outer * -(-width // WIDE)),  # noqa: ARG005
+    "largest_bits": _of_each(2),
+    "snap_all": _of_each(2),
+    "snap_to": _of_each(3),
+    "snap_sum": _of_each(4),
+    "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
+    **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), _of_rows(3)),
+    "cross_entropy": _of_rows(4),
+    "layer_norm": _of_rows(6),
+    "layer_norm_backward": _of_rows(6),
+    "sgd": _of_each(4),
+    "adamw": _of_each(4),
+}
+"""By name; a function of each number has none here."""
+_ELSEWHERE = {"sin", "cos"}  # only for numbers that are near, which the host would have to wait to know
+
+
+@cache
+def _of_numbers() -> frozenset[str]:
+    names = {function.__name__ for function in OF_NUMBERS} - _ELSEWHERE
+    return frozenset(name + suffix for name in names for suffix in SUFFIXES.values())
+
+
+class GpuLibrary(Kernels):
+    """The functions of ``gpu.cu``, on every GPU of this process."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
+        self._modules: dict[int, ctypes.c_void_p] = {}
+        self._zeros: dict[torch.device, Tensor] = {}
+
+    def has(self, name: str, kept: int = 0) -> bool:
+        """See ``Kernels.has``."""
+        return (name in LAUNCHES or name in _of_numbers()) and kept * _BYTES <= SHARED
+
+    def call(self, name: str, *arguments: Tensor | float | None) -> int:
+        """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
+        if name == "snap_all":
+            x, _, count = arguments[:3]
+            assert isinstance(x, Tensor)
+            most = self.place(x, torch.int64)
+            self.call("largest_bits", x, most, count)
+            arguments = (*arguments, most)
+        launch = LAUNCHES.get(name, _of_each(2))(*arguments)
+        self.launch(name, launch, *arguments, *launch.more)
+        return 1
+
+    def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
+        zeros = self._zeros.get(like.device)
+        if zeros is None or len(zeros) == 0:
+            zeros = torch.zeros(_PLACES, dtype=torch.int64, device=like.device)
+        self._zeros[like.device] = zeros[1:]
+        return zeros[:1].view(dtype)[0]
+
+    def launch(self, name: str, launch: Launch, *arguments: Tensor | float | None) -> None:
+        """Launch a kernel on the device of its first argument."""
+        x = arguments[0]
+        assert isinstance(x, Tensor)
+        with torch.cuda.device(x.device):
+            function = self._function(x.device.index, name)
+            given = [_as_c(argument) for argument in arguments]
+            addresses = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+            blocks = max(1, min(launch.blocks, _MOST_BLOCKS))
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            code = self._driver.cuLaunchKernel(
+                function, blocks, 1, 1, BLOCK, 1, 1, launch.shared, stream, addresses, None
+            )
+        _require(code == 0, f"the driver cannot launch {name}: error {code}")
+
+    def _function(self, device: int, name: str) -> ctypes.c_void_p:
+        function = self._functions.get((device, name))
+        if function is None:
+            if device not in self._modules:
+                self._modules[device] = self._load(device)
+            function = ctypes.c_void_p()
+            code = self._driver.cuModuleGetFunction(ctypes.byref(function), self._modules[device], name.encode())
+            _require(code == 0, f"gpu.cu has no {name}: error {code}")
+            self._functions[device, name] = function
+        return function
+
+    def _load(self, device: int) -> ctypes.c_void_p:
+        capability = "".join(map(str, torch.cuda.get_device_capability(device)))
+        module, code = ctypes.c_void_p(), -1
+        for anew in (False, True):  # a file may be damaged
+            code = self._driver.cuModuleLoadData(ctypes.byref(module), compiled_for(capability, anew=anew))
+            if code == 0:
+                break
+        _require(code == 0, f"the driver cannot load the kernels of exact: error {code}")
+        return module
+
+
+def _as_c(argument: Tensor | float | None) -> Any:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    return ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_int64(argument)
+
+
+def _require(holds: bool, why: str) -> None:
+    if not holds:
+        raise HostError(why, hint=_HINT)
+
+
+def compiled_for(capability: str, *, anew: bool = False) -> bytes:
+    """Machine code for GPUs of a compute capability, such as "80", from this user's cache, or made ``anew``.
+
+    Raises HostError: there is no NVRTC, or it fails.
+    """
+    nvrtc = _nvrtc()
+    version = (ctypes.c_int(), ctypes.c_int())
+    nvrtc.nvrtcVersion(*map(ctypes.byref, version))
+    made_by = str((OPTIONS, *(part.value for part in version))).encode()
+    name = hashlib.sha256(b"".join([made_by, *(file.read_bytes() for file in (SOURCE, *PARTS))])).hexdigest()[:16]
+    target = own_folder() / f"kernels-{name}-sm_{capability}.cubin"
+    if anew or not target.exists():
+        with atomic(target) as made:
+            made.write_bytes(translated(f"sm_{capability}", "CUBIN"))
+    return target.read_bytes()
+
+
+def translated(architecture: str, kind: str) -> bytes:
+    """``gpu.cu`` as ``PTX`` or ``CUBIN`` for an architecture. Raises HostError."""
+    nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={architecture}", f"-I{SOURCE.parent}")]
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), SOURCE.name.encode(), 0, None, None)
+    try:
+        if code := nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(max(size.value, 1))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            said = first_line(log.value.decode(errors="replace")) or f"error {code}"
+            raise HostError(f"NVRTC cannot compile the kernels of exact: {said}", hint=_HINT)
+        getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+        result = ctypes.create_string_buffer(max(size.value, 1))
+        getattr(nvrtc, f"nvrtcGet{kind}")(program, result)
+        return result.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    """NVIDIA's compiler at run time, which PyTorch's builds for CUDA bring. Raises HostError: it is not there."""
+    name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    for found in (name, *map(str, sorted(packages.glob(f"*/lib/{name}")))):
+        try:
+            return ctypes.CDLL(found)
+        except OSError:
+            continue
+    raise HostError(f"{name} is not there, which compiles the kernels of exact for GPUs", hint=_HINT)

@@ -1,0 +1,107 @@
+"""The kernels for GPUs give the bits of Python's functions. Here they run on a CPU, thread by thread."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.numerics.exact.compiled import build, check, gpu
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, mapped, using
+from samebits.numerics.exact.grid import snap, snap_rows, snapped_sum
+from samebits.numerics.exact.operations import normalization
+from samebits.numerics.exact.self_test.numbers import digest, floats
+from samebits.numerics.exact.sums import fixed_order_sum
+
+CPU = torch.device("cpu")
+_COUNT = 3000
+
+
+class OnCpu(gpu.GpuLibrary):
+    """Kernels of ``gpu.cu`` whose threads run one after the other on a CPU."""
+
+    device = "cpu"
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        library = folder / "gpu_on_cpu.so"
+        command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-ffp-contract=off", *flags]
+        subprocess.run(
+            [*command, f"-I{gpu.SOURCE.parent}", "-o", str(library), str(Path(__file__).with_name("gpu_on_cpu.cpp"))],
+            check=True,
+        )
+        self._kernels = ctypes.CDLL(str(library))
+        self._zeros: dict[torch.device, torch.Tensor] = {}
+        self.launched: set[str] = set()
+
+    def launch(self, name: str, launch: gpu.Launch, *arguments: Any) -> None:
+        self.launched.add(name)
+        assert launch.shared <= gpu.SHARED
+        numbers = [a.data_ptr() if isinstance(a, torch.Tensor) else a or 0 for a in arguments if type(a) is not float]
+        doubles = [a for a in arguments if type(a) is float]
+        given = (ctypes.c_int64 * 12)(*numbers), (ctypes.c_double * 5)(*doubles)
+        blocks = min(launch.blocks, 3)  # each of which takes more than one share
+        self._kernels.run(getattr(self._kernels, name), blocks, gpu.BLOCK, *given)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    return OnCpu(tmp_path_factory.mktemp("kernels"))
+
+
+def test_every_kernel_gives_the_bits_of_pythons_functions(on_cpu: OnCpu) -> None:
+    assert check.differing(on_cpu) == []
+    numbers = floats(_COUNT, 1, CPU)
+    for function in OF_NUMBERS:  # of float32 numbers, which the check gives to none
+        with using(on_cpu):
+            found = mapped(function, numbers)
+        with using(None):
+            expected = function(numbers.to(torch.float64)).to(torch.float32)
+        assert (found is None) == (function.__name__ in ("sin", "cos"))
+        assert found is None or digest([found]) == digest([expected])
+    functions = set(re.findall(r"^(?:MAP|TABLE)\((\w+),", _source(), re.M)) - {"sin", "cos"}
+    assert on_cpu.launched == {*gpu.LAUNCHES, *(name + suffix for name in functions for suffix in SUFFIXES.values())}
+
+
+@pytest.mark.parametrize("width", [1, 2, 31, 257, gpu.SHARED // 16, gpu.SHARED // 16 + 1, 5000])
+def test_rows_of_any_width_with_any_numbers(on_cpu: OnCpu, width: int) -> None:
+    x, grad = (floats(5 * width, salt, CPU).view(5, width) for salt in (2, 3))
+    on_cpu.launched.clear()
+
+    def results() -> str:
+        softmax = normalization.softmax(x, -1, False)
+        norm = normalization.layer_norm(grad, [width], x[0], x[1], 1e-5)
+        back = normalization.softmax_backward(grad, softmax, -1, torch.float32)
+        return digest([softmax, *norm, back, snap_rows(x, 20), snap(x, 0, 20), fixed_order_sum(x, (1,))])
+
+    with using(on_cpu):
+        found = results()
+    with using(None):
+        assert results() == found
+    assert ("softmax" in on_cpu.launched) == (width <= gpu.SHARED // 16)  # or else a row has no room
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 40), (2, 37, 1), (2, 800, 33), (1, 13000, 2), (4, 2, 70)])
+def test_sums_of_any_number_of_terms(on_cpu: OnCpu, shape: tuple[int, ...]) -> None:
+    x = floats(torch.Size(shape).numel(), 4, CPU).view(shape)
+    on_cpu.launched.clear()
+    with using(on_cpu):
+        found = fixed_order_sum(x, (1,)), *snapped_sum(x, 3 * 2.0**40)
+    with using(None):
+        assert digest(found) == digest([fixed_order_sum(x, (1,)), *snapped_sum(x, 3 * 2.0**40)])
+    assert ("sum_float" in on_cpu.launched) == (shape[1] // 2 <= gpu.SHARED // 8)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="asks for an instruction of x86-64")
+def test_a_compiler_that_joins_products_and_sums_is_found_out(tmp_path: Path) -> None:
+    joined = OnCpu(tmp_path, "-O2", "-march=x86-64-v3", "-ffp-contract=fast")
+    assert {"exp", "log", "optimizers"} <= set(check.differing(joined))
+
+
+def _source() -> str:
+    return "".join(part.read_text() for part in (gpu.SOURCE, *build.PARTS))
