@@ -37,6 +37,9 @@ template <typename number> static void atomicMax(number *place, number value) {
 
 #include "gpu.cu"
 
+extern "C" void sgd_at(const updates *all) { sgd(*all); }
+extern "C" void adamw_at(const updates *all) { adamw(*all); }
+
 /* Numbers that are no float64 go to integer registers and float64 ones to others, each kind in its own order, so that
  * one call serves every kernel. */
 typedef void (*kernel)(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, double, double, double, double,

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from samebits.numerics.exact.compiled import build, check, gpu
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, mapped, using
 from samebits.numerics.exact.grid import snap, snap_rows, snapped_sum
 from samebits.numerics.exact.operations import normalization
-from samebits.numerics.exact.self_test.numbers import digest, floats
+from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
 
 CPU = torch.device("cpu")
@@ -37,11 +39,15 @@ class OnCpu(gpu.GpuLibrary):
         )
         self._kernels = ctypes.CDLL(str(library))
         self._zeros: dict[torch.device, torch.Tensor] = {}
+        self._waiting = None
         self.launched: set[str] = set()
 
-    def launch(self, name: str, launch: gpu.Launch, *arguments: Any) -> None:
+    def launch(self, name: str, launch: gpu.Launch, *arguments: Any, device: torch.device) -> None:
+        assert device == CPU
         self.launched.add(name)
         assert launch.shared <= gpu.SHARED
+        if isinstance(arguments[0], ctypes.Structure):  # which a kernel gets by value
+            name, arguments = f"{name}_at", (ctypes.addressof(arguments[0]),)
         numbers = [a.data_ptr() if isinstance(a, torch.Tensor) else a or 0 for a in arguments if type(a) is not float]
         doubles = [a for a in arguments if type(a) is float]
         given = (ctypes.c_int64 * 12)(*numbers), (ctypes.c_double * 5)(*doubles)
@@ -95,6 +101,33 @@ def test_sums_of_any_number_of_terms(on_cpu: OnCpu, shape: tuple[int, ...]) -> N
     with using(None):
         assert digest(found) == digest([fixed_order_sum(x, (1,)), *snapped_sum(x, 3 * 2.0**40)])
     assert ("sum_float" in on_cpu.launched) == (shape[1] // 2 <= gpu.SHARED // 8)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(("make", "settings"), [(SGD, {"momentum": 0.9}), (SGD, {"momentum": 0.0}), (AdamW, {})])
+def test_updates_of_many_parameters_at_once(
+    on_cpu: OnCpu, make: type[SGD] | type[AdamW], settings: dict[str, Any], clip: float | None
+) -> None:
+    def results() -> str:
+        sizes = [1 + 7 * (i % 45) for i in range(70)]  # more than one launch has
+        groups = [[nn.Parameter(usual_floats(size, i, CPU).double())] for i, size in enumerate(sizes)]
+        groups[3].append(nn.Parameter(groups[3][0].detach().clone()))  # tied
+        optimizer = make(groups, lr=0.01, terms=48, clip=clip, weight_decay=0.1, **settings)
+        parameters = [p for group in groups for p in group]
+        for step in range(2):
+            for i, p in enumerate(parameters):
+                p.grad = None if i == 5 else usual_floats(p.numel(), 100 * step + i, CPU).double()
+            optimizer.step()
+        return digest([*(p.detach() for p in parameters), *(t for p in parameters for t in _tensors(optimizer, p))])
+
+    with using(on_cpu):
+        found = results()
+    with using(None):
+        assert results() == found
+
+
+def _tensors(optimizer: SGD | AdamW, p: nn.Parameter) -> list[torch.Tensor]:
+    return [value for value in optimizer.state.get(p, {}).values() if isinstance(value, torch.Tensor)]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="asks for an instruction of x86-64")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.compiled.library import compiled, threads
+from samebits.numerics.exact.compiled.library import compiled, gathered, threads
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import blocks
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -105,15 +106,15 @@ def _moved(
 ) -> bool | None:
     """Whether the kernel of the optimizer's name has updated a parameter and its states."""
     p, *states = flat
-    # A scale on a GPU is not known here.
-    read = scale is None or not scale.is_cuda
-    if not (read and library.takes(p, *sums, dtype=torch.float64) and library.takes(*states)):
+    if not (library.takes(p, *sums, dtype=torch.float64) and library.takes(*states)):
         return None
     total = sums[0] if len(sums) == 1 else sums[0].add(sums[1])
     for addend in sums[2:]:
         total.add_(addend)
     first, second = [*states, None][:2]
-    clipping = 1.0 if scale is None else float(scale)
+    clipping: Any = scale  # which on a GPU only the GPU knows
+    if library.is_host:
+        clipping = 1.0 if scale is None else float(scale)
     name = type(optimizer).__name__.lower()
     library.call(
         name, p, total, first, second, p.numel(), float(optimizer.terms), clipping, *map(float, numbers), threads()
@@ -136,18 +137,19 @@ class _Blockwise(ExactOptimizer):
         settings = self.param_groups[0]
         torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
         scale = self._clipping()
-        for group in self._tied:
-            p = group[0]
-            state = self.state[p]
-            if not state:
-                for name in self._names:
-                    state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
-            flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-            # A missing gradient counts as zeros, as under DataParallel.
-            sums = _sums(group) or [torch.zeros_like(flat[0])]
-            numbers = self._numbers(state, settings)
-            self._move(flat, sums, scale, numbers)
-            for q in group[1:]:
+        with gathered(self._tied[0][0]) if self._tied else nullcontext():
+            for group in self._tied:
+                p = group[0]
+                state = self.state[p]
+                if not state:
+                    for name in self._names:
+                        state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+                flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
+                # A missing gradient counts as zeros, as under DataParallel.
+                sums = _sums(group) or [torch.zeros_like(flat[0])]
+                self._move(flat, sums, scale, self._numbers(state, settings))
+        for p, *others in self._tied:
+            for q in others:
                 q.copy_(p)
 
     @compiled(_moved)

@@ -62,7 +62,6 @@ def rounded_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return _finish(torch.matmul(a, b), bias)
 
 
-_BLOCKWISE = "blocks"  # of rows, which a CPU keeps near
 _BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
 _FEWEST_ROWS = 256  # of a block: a product of fewer is slower
 
@@ -76,7 +75,7 @@ def _blockwise_product(
     library: Kernels, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
 ) -> Tensor | None:
     x = x.contiguous()
-    if not library.has(_BLOCKWISE) or not library.takes(x) or not library.takes(bias, dtype=torch.float64):
+    if not library.is_host or not library.takes(x) or not library.takes(bias, dtype=torch.float64):
         return None
     (rows, terms), width = x.shape, factor.shape[1]
     out = torch.empty((rows, width), dtype=torch.float32)
@@ -104,7 +103,7 @@ def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = 
 def _blockwise_sums(
     library: Kernels, left: Tensor, right: Tensor, left_shift: float, right_shift: float
 ) -> tuple[Tensor, ...] | None:
-    if not library.has(_BLOCKWISE) or not library.takes(left, right):
+    if not library.is_host or not library.takes(left, right):
         return None
     given = (left, left_shift), (right, right_shift)
     widths = left.shape[1], right.shape[1]
@@ -135,7 +134,7 @@ def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_sh
 
 def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
     left, right = left.contiguous(), right.contiguous()
-    if not library.has(_BLOCKWISE) or not library.takes(left, right):
+    if not library.is_host or not library.takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]
     out = torch.empty((shards, height, width), dtype=torch.float32)

@@ -5,6 +5,7 @@
  * kernels.c takes maxima alone, or sums of numbers on one grid.
  */
 #define THREADS_OF_ROW 256
+#define UPDATES 32 /* of a launch, whose arguments have 4 KB */
 
 #include "kernels/numbers.h"
 #include "kernels/functions.h"

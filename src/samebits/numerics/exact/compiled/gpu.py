@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,7 @@ from samebits.numerics.exact.compiled.build import PARTS
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, Kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SOURCE = Path(__file__).with_name("gpu.cu")
 OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -70,10 +71,10 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "cross_entropy": _of_rows(4),
     "layer_norm": _of_rows(6),
     "layer_norm_backward": _of_rows(6),
-    "sgd": _of_each(4),
-    "adamw": _of_each(4),
+    **dict.fromkeys(("sgd", "adamw"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))),
 }
 """By name; a function of each number has none here."""
+_UPDATES = 32  # of a launch, as in gpu.cu
 _ELSEWHERE = {"sin", "cos"}  # only for numbers that are near, which the host would have to wait to know
 
 
@@ -83,16 +84,39 @@ def _of_numbers() -> frozenset[str]:
     return frozenset(name + suffix for name in names for suffix in SUFFIXES.values())
 
 
+class _Update(ctypes.Structure):
+    """Of one parameter: addresses of weights, sums of gradients and states, how many there are, and three numbers."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("p", "sums", "first", "second")),
+        ("n", ctypes.c_int64),
+        ("numbers", ctypes.c_double * 3),
+    )
+
+
+class _Updates(ctypes.Structure):
+    """Of several parameters, whose gradients are sums of so many terms and have a scale."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("terms", ctypes.c_double),
+        ("scale", ctypes.c_void_p),
+        ("of", _Update * _UPDATES),
+    )
+
+
 class GpuLibrary(Kernels):
     """The functions of ``gpu.cu``, on every GPU of this process."""
 
     device = "cuda"
+    is_host = False
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
         self._zeros: dict[torch.device, Tensor] = {}
+        self._waiting: list[tuple[Any, ...]] | None = None
 
     def has(self, name: str, kept: int = 0) -> bool:
         """See ``Kernels.has``."""
@@ -100,15 +124,45 @@ class GpuLibrary(Kernels):
 
     def call(self, name: str, *arguments: Tensor | float | None) -> int:
         """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
+        if name in ("sgd", "adamw"):
+            waiting = self._waiting
+            if waiting is None:
+                self._update([(name, *arguments)])
+            else:
+                waiting.append((name, *arguments))
+            return 1
         if name == "snap_all":
             x, _, count = arguments[:3]
             assert isinstance(x, Tensor)
             most = self.place(x, torch.int64)
             self.call("largest_bits", x, most, count)
             arguments = (*arguments, most)
-        launch = LAUNCHES.get(name, _of_each(2))(*arguments)
-        self.launch(name, launch, *arguments, *launch.more)
+        launch, x = LAUNCHES.get(name, _of_each(2))(*arguments), arguments[0]
+        assert isinstance(x, Tensor)
+        self.launch(name, launch, *arguments, *launch.more, device=x.device)
         return 1
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """See ``Kernels.gathered``."""
+        self._waiting = []
+        try:
+            yield
+            self._update(self._waiting)
+        finally:
+            self._waiting = None
+
+    def _update(self, waiting: list[tuple[Any, ...]]) -> None:
+        """Launch updates of one optimizer on one device, as many at once as a launch takes."""
+        for first in range(0, len(waiting), _UPDATES):
+            part = waiting[first : first + _UPDATES]
+            name, p, *_, terms, scale = part[0][:8]
+            together = _Updates(count=len(part), terms=terms, scale=None if scale is None else scale.data_ptr())
+            for one, (_, *tensors) in zip(together.of, part, strict=False):
+                one.p, one.sums, one.first, one.second = (None if t is None else t.data_ptr() for t in tensors[:4])
+                one.n = tensors[4]
+                one.numbers[:] = tensors[7:10]
+            self.launch(name, LAUNCHES[name](together), together, device=p.device)
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
@@ -118,12 +172,10 @@ class GpuLibrary(Kernels):
         self._zeros[like.device] = zeros[1:]
         return zeros[:1].view(dtype)[0]
 
-    def launch(self, name: str, launch: Launch, *arguments: Tensor | float | None) -> None:
-        """Launch a kernel on the device of its first argument."""
-        x = arguments[0]
-        assert isinstance(x, Tensor)
-        with torch.cuda.device(x.device):
-            function = self._function(x.device.index, name)
+    def launch(self, name: str, launch: Launch, *arguments: Any, device: torch.device) -> None:
+        """Launch a kernel."""
+        with torch.cuda.device(device):
+            function = self._function(device.index, name)
             given = [_as_c(argument) for argument in arguments]
             addresses = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
             blocks = max(1, min(launch.blocks, _MOST_BLOCKS))
@@ -155,7 +207,9 @@ class GpuLibrary(Kernels):
         return module
 
 
-def _as_c(argument: Tensor | float | None) -> Any:
+def _as_c(argument: Any) -> Any:
+    if isinstance(argument, ctypes.Structure):
+        return argument
     if argument is None or isinstance(argument, Tensor):
         return ctypes.c_void_p(None if argument is None else argument.data_ptr())
     return ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_int64(argument)

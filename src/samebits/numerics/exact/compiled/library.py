@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 V = TypeVar("V", bound="Callable[..., Any]")
@@ -28,6 +29,8 @@ class Kernels:
     """Compiled functions for tensors of one type of device."""
 
     device = "cpu"
+    is_host = True
+    """Whether functions run at once, on this host's memory."""
 
     def call(self, name: str, *arguments: Tensor | float | None) -> int:
         """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
@@ -40,6 +43,10 @@ class Kernels:
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A number on the device of a tensor, for the largest of some."""
         return like.new_empty((), dtype=dtype)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Context in which updates of parameters may wait for each other."""
+        return nullcontext()
 
     def takes(self, *tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
         """Whether all tensors lie densely in the device's memory, have that type, and are not empty."""
@@ -99,6 +106,12 @@ def unused(device: str) -> None:
 def chosen(device: str = "cpu") -> Kernels | None:
     """The library that answers now for tensors of such a device."""
     return _chosen.get(device)
+
+
+def gathered(like: Tensor) -> AbstractContextManager[None]:
+    """Context in which updates of parameters on the device of a tensor may wait for each other."""
+    library = chosen(like.device.type)
+    return library.gathered() if library else nullcontext()
 
 
 @contextmanager

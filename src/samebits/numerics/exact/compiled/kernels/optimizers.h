@@ -31,6 +31,22 @@ PART(adamw_part, struct update, u) {
         weights[i] = (double)(p - mean / root * rate);
     }
 }
+#ifdef __CUDACC__
+/* Updates of several parameters, one after the other by all threads. */
+struct one_update { double *p; const double *sums; float *first, *second; i64 n; double numbers[3]; };
+struct updates { i64 count; double terms; const float *scale; struct one_update of[UPDATES]; };
+#define UPDATE(name) \
+    API void name(const struct updates all) { \
+        i64 terms = (i64)all.terms; \
+        for (i64 k = 0; k < all.count; k++) { \
+            const struct one_update *one = &all.of[k]; \
+            struct update u = {one->p, one->sums, one->first, one->second, all.terms, 1.0 / all.terms, \
+                               {one->numbers[0], one->numbers[1], one->numbers[2]}, all.scale ? *all.scale : 1, \
+                               (terms & (terms - 1)) != 0}; \
+            name##_part(&u, one->n); \
+        } \
+    }
+#else
 #define UPDATE(name) \
     API void name(double *p, const double *sums, float *first, float *second, i64 n, double terms, double scale, \
                   double n0, double n1, double n2, unsigned threads) { \
@@ -39,5 +55,6 @@ PART(adamw_part, struct update, u) {
                            (count & (count - 1)) != 0}; \
         RUN(name##_part, u, n, n); \
     }
+#endif
 UPDATE(sgd)
 UPDATE(adamw)
