@@ -38,9 +38,13 @@ class OnCpu(gpu.GpuLibrary):
             check=True,
         )
         self._kernels = ctypes.CDLL(str(library))
-        self._zeros: dict[torch.device, torch.Tensor] = {}
+        self._zeros = {}
         self._waiting = None
         self.launched: set[str] = set()
+
+    def stream(self, device: torch.device) -> int:
+        assert device == CPU
+        return 0
 
     def launch(self, name: str, launch: gpu.Launch, *arguments: Any, device: torch.device) -> None:
         assert device == CPU

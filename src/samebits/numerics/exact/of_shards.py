@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 aten = torch.ops.aten
+_MOST_LOOKED_UP = 2**22  # numbers of the tables of all shards whose gradients are summed at once
 Function = torch.autograd.Function
 
 
@@ -126,11 +127,18 @@ class _Lookup(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
+        shards, rows, width = len(index), ctx.rows, grad.shape[-1]
+        step = max(1, _MOST_LOOKED_UP // (rows * width))
         with below():
-            found = [
-                embedding_dense_backward(*one, ctx.rows, ctx.padding, False) for one in zip(grad, index, strict=True)
-            ]
-        return None, torch.stack(found), None
+            found = []
+            for first in range(0, shards, step):  # some shards have a table of their own each, behind each other
+                part = index[first : first + step].flatten(1)
+                tables = torch.arange(0, len(part) * rows, rows, device=part.device).unsqueeze(1)
+                slopes = grad[first : first + step].reshape(*part.shape, width)
+                if ctx.padding >= 0:
+                    slopes = torch.where((part == ctx.padding).unsqueeze(2), 0.0, slopes)
+                found.append(embedding_dense_backward(slopes, part.add(tables), len(part) * rows, -1, False))
+        return None, torch.cat(found).view(shards, rows, width), None
 
 
 class UnderVmap(Function):

@@ -124,14 +124,15 @@ class Windows:
             CollectiveError: a refusal that another rank deferred applies.
         """
         # A GPU's values are read once, at the end: each read waits for all work queued on it.
-        here, unseen = self._largest_tops(device), torch.full((), _UNSEEN, dtype=torch.int64, device=device)
+        here, known = self._largest_tops(device), torch.tensor([_UNSEEN, self._missing, self.apart, 0])
+        unseen, missing_here, apart_here, right = known.to(device, non_blocking=True).unbind()
         deferred, self._deferred = self._deferred, []
         wrong = [flag.to(device, torch.int64) for _, flag in deferred]
         told = [
             *(here.get(place, unseen) for place in self._places),
-            torch.full_like(unseen, self._missing),
-            torch.full_like(unseen, self.apart),
-            torch.stack(wrong).amax() if wrong else torch.zeros_like(unseen),
+            missing_here,
+            apart_here,
+            torch.stack(wrong).amax() if wrong else right,
         ]
         self._seen.clear()
         *agreed, missing, apart, refused = largest_of_all(torch.stack(told)).tolist()

@@ -7,6 +7,7 @@ import hashlib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ BLOCK, WIDE, SHARED = 256, 32, 48 << 10
 _HINT = "set the environment's SAMEBITS_KERNELS to python, which gives the same bits more slowly"
 _MOST_BLOCKS = 1 << 16
 _PLACES = 1 << 12
+_NO_CONTEXT = 201
+_LOCK = Lock()
 _BYTES = 8  # of a float64 number
 
 
@@ -115,7 +118,7 @@ class GpuLibrary(Kernels):
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
-        self._zeros: dict[torch.device, Tensor] = {}
+        self._zeros: dict[tuple[torch.device, int], Tensor] = {}
         self._waiting: list[tuple[Any, ...]] | None = None
 
     def has(self, name: str, kept: int = 0) -> bool:
@@ -166,10 +169,12 @@ class GpuLibrary(Kernels):
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
-        zeros = self._zeros.get(like.device)
-        if zeros is None or len(zeros) == 0:
-            zeros = torch.zeros(_PLACES, dtype=torch.int64, device=like.device)
-        self._zeros[like.device] = zeros[1:]
+        key = like.device, self.stream(like.device)
+        with _LOCK:  # replicas of dp may share a GPU
+            zeros = self._zeros.get(key)
+            if zeros is None or len(zeros) == 0:
+                zeros = torch.zeros(_PLACES, dtype=torch.int64, device=like.device)
+            self._zeros[key] = zeros[1:]
         return zeros[:1].view(dtype)[0]
 
     def launch(self, name: str, launch: Launch, *arguments: Any, device: torch.device) -> None:
@@ -179,11 +184,22 @@ class GpuLibrary(Kernels):
             given = [_as_c(argument) for argument in arguments]
             addresses = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
             blocks = max(1, min(launch.blocks, _MOST_BLOCKS))
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            code = self._driver.cuLaunchKernel(
-                function, blocks, 1, 1, BLOCK, 1, 1, launch.shared, stream, addresses, None
-            )
+            stream = ctypes.c_void_p(self.stream(device))
+            sizes = blocks, 1, 1, BLOCK, 1, 1, launch.shared
+            code = self._ask("cuLaunchKernel", function, *sizes, stream, addresses, None)
         _require(code == 0, f"the driver cannot launch {name}: error {code}")
+
+    def stream(self, device: torch.device) -> int:
+        """The current stream of a device."""
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def _ask(self, name: str, *arguments: Any) -> int:
+        """What a function of the driver answers for the current device."""
+        code: int = getattr(self._driver, name)(*arguments)
+        if code == _NO_CONTEXT:  # in a thread that has not called the runtime yet, which brings the driver one
+            torch.cuda.current_stream().query()
+            code = getattr(self._driver, name)(*arguments)
+        return code
 
     def _function(self, device: int, name: str) -> ctypes.c_void_p:
         function = self._functions.get((device, name))
@@ -191,7 +207,7 @@ class GpuLibrary(Kernels):
             if device not in self._modules:
                 self._modules[device] = self._load(device)
             function = ctypes.c_void_p()
-            code = self._driver.cuModuleGetFunction(ctypes.byref(function), self._modules[device], name.encode())
+            code = self._ask("cuModuleGetFunction", ctypes.byref(function), self._modules[device], name.encode())
             _require(code == 0, f"gpu.cu has no {name}: error {code}")
             self._functions[device, name] = function
         return function
@@ -200,7 +216,7 @@ class GpuLibrary(Kernels):
         capability = "".join(map(str, torch.cuda.get_device_capability(device)))
         module, code = ctypes.c_void_p(), -1
         for anew in (False, True):  # a file may be damaged
-            code = self._driver.cuModuleLoadData(ctypes.byref(module), compiled_for(capability, anew=anew))
+            code = self._ask("cuModuleLoadData", ctypes.byref(module), compiled_for(capability, anew=anew))
             if code == 0:
                 break
         _require(code == 0, f"the driver cannot load the kernels of exact: error {code}")
