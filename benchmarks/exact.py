@@ -153,7 +153,7 @@ def running(trainable: Trainable, steps: int) -> Variant:
 def without_kernels(trainable: Trainable) -> None:
     """Let Python's functions answer in place of the compiled kernels."""
     trainable.numerics.configure()
-    library.use(None)
+    library.unused(trainable.worker.device.type)
 
 
 def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
