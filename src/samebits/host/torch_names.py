@@ -83,7 +83,7 @@ NAMES = (
     TorchName("torch.UntypedStorage._cdata", "tells whether two tensors share memory"),
     TorchName("torch.default_generator._cdata", "tells whether a generator is the default one"),
     # Kernels and the compiler.
-    TorchName("torch._C", "answers a model that asks it for the instruction set under exact"),
+    TorchName("torch._C._get_cpu_capability", "answers a model alike on every host under exact"),
     TorchName("torch._C._jit_set_texpr_fuser_enabled", "switches the fuser of TorchScript"),
     TorchName("torch._inductor.config.deterministic", "makes compiled code repeat itself"),
     TorchName("torch._dynamo", "is imported before workers are forked, which saves each of them seconds"),

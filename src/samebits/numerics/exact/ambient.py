@@ -45,7 +45,7 @@ _ANSWERED: dict[ModuleType, dict[str, object]] = {
     os: {"cpu_count": 1, "sched_getaffinity": {0}},
     torch: {"get_num_threads": 1, "get_num_interop_threads": 1, "initial_seed": 0},
     torch.backends.cpu: {"get_cpu_capability": "DEFAULT"},
-    torch._C: {"_get_cpu_capability": "DEFAULT"},
+    sys.modules[torch._C._get_cpu_capability.__module__]: {torch._C._get_cpu_capability.__name__: "DEFAULT"},
     torch.distributed: {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
 }
 _STARTS = ("start_new_thread", "start_joinable_thread")
