@@ -149,7 +149,9 @@ def mine(stage, data_dir):
     return train
 
 
-@pytest.mark.parametrize("factory", ["tasks", "weighted", "signs"])
+@pytest.mark.parametrize(
+    "factory", ["tasks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("weighted", "signs"))]
+)
 def test_a_loss_of_ones_own_is_trained_alike_by_every_strategy(factory, mine, stage):
     made = mine(factory, oversubscribe=True, clip_grad_norm=1.0, optimizer={"name": "adam", "lr": 0.01})
     single = made.run("single", "fast")
