@@ -38,6 +38,7 @@ template <typename number> static void atomicMax(number *place, number value) {
 #include "gpu.cu"
 
 extern "C" void sgd_at(const updates *all) { sgd(*all); }
+extern "C" void folded_at(const double *rows, double *y, const moves *m) { folded(rows, y, *m); }
 extern "C" void adamw_at(const updates *all) { adamw(*all); }
 
 /* Numbers that are no float64 go to integer registers and float64 ones to others, each kind in its own order, so that

@@ -50,8 +50,9 @@ class OnCpu(gpu.GpuLibrary):
         assert device == CPU
         self.launched.add(name)
         assert launch.shared <= gpu.SHARED
-        if isinstance(arguments[0], ctypes.Structure):  # which a kernel gets by value
-            name, arguments = f"{name}_at", (ctypes.addressof(arguments[0]),)
+        *others, last = arguments
+        if isinstance(last, ctypes.Structure | ctypes.Array):  # which a kernel gets by value
+            name, arguments = f"{name}_at", (*others, ctypes.addressof(last))
         numbers = [a.data_ptr() if isinstance(a, torch.Tensor) else a or 0 for a in arguments if type(a) is not float]
         doubles = [a for a in arguments if type(a) is float]
         given = (ctypes.c_int64 * 12)(*numbers), (ctypes.c_double * 5)(*doubles)

@@ -161,6 +161,23 @@ def to_rows(x: Tensor, groups: int) -> Tensor:
     return spread.permute(1, 0, 3, 2).reshape(groups, batch * positions, outputs // groups)
 
 
+def _compiled_folded(library: Kernels, rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor | None:
+    missing = _AXES - len(geometry.size)
+    if library.is_host or missing < 0 or not library.takes(rows, dtype=torch.float64):
+        return None
+    out = rows.new_empty(x_shape)
+    g = geometry
+    of_axes = [*zip(g.size, g.positions, g.kernel, g.stride, g.padding, g.dilation, strict=True)]
+    moves = zip(*[(1, 1, 1, 1, 0, 1)] * missing, *of_axes, strict=True)  # the axes before have one element
+    numbers = rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *(n for one in moves for n in one)
+    library.call("folded", rows, out, *numbers)
+    return out
+
+
+_AXES = 3  # of an image, at most
+
+
+@compiled(_compiled_folded)
 def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
     """The transpose of ``rows_of``: float64 sums over all windows of an element, (batch, channels, *size).
 

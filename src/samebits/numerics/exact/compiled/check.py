@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from samebits.numerics.exact.products import products_of_shards, rounded_matmul
 from samebits.numerics.exact.self_test.check import agrees
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
+from samebits.numerics.exact.unfolding import Geometry
 from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
@@ -85,6 +87,21 @@ def _of_depthwise_convolutions(device: torch.device) -> Iterable[Tensor]:
         yield convolution.gradient_of_kernels(grad, snap_groups(x.to(torch.float32), 1, 1, 20), weight.shape, moves)
 
 
+def _of_windows(device: torch.device) -> Iterable[Tensor]:
+    for size, kernel, stride, padding, dilation in (
+        ((5,), 2, 1, 1, 1),
+        ((5, 6), 3, 2, 1, 1),
+        ((6, 4), 2, 2, 0, 2),
+        ((3, 4, 5), 2, 1, 1, 1),
+    ):
+        geometry = Geometry.of(size, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+        groups, batch, channels = 2, 2, 3
+        windows, taps = math.prod(geometry.positions), math.prod(geometry.kernel)
+        rows = snap(usual_floats(groups * batch * windows * channels * taps, 20, device).view(groups, -1), 0, 20)
+        rows = rows.view(groups, batch * windows, channels * taps)
+        yield convolution.folded(rows, (batch, groups * channels, *size), geometry)
+
+
 def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
@@ -118,6 +135,7 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "rows": _of_rows,
     "grids and sums": _of_grids,
     "depthwise convolutions": _of_depthwise_convolutions,
+    "sums over windows": _of_windows,
     "optimizers": _of_optimizers,
     "recurrent cells": _of_cells,
     **{function.__name__: partial(_of_numbers, function) for function in OF_NUMBERS},

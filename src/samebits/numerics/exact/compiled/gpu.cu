@@ -156,3 +156,30 @@ API void finish(const double *x, const double *bias, float *y, i64 rows, i64 wid
     i64 last = rows * width;
     EVERY(i) y[i] = (float)(bias ? x[i] + 0.0 + bias[i % width] : x[i] + 0.0);
 }
+
+/* -- sums over all windows that hold an element, in the order of a window's elements ---------------------------------- */
+
+struct moves { i64 groups, batch, channels, size[3], positions[3], kernel[3], stride[3], padding[3], dilation[3]; };
+API void folded(const double *rows, double *y, const struct moves m) {
+    i64 windows = m.positions[0] * m.positions[1] * m.positions[2], taps = m.kernel[0] * m.kernel[1] * m.kernel[2];
+    i64 last = m.batch * m.groups * m.channels * m.size[0] * m.size[1] * m.size[2];
+    EVERY(i) {
+        i64 rest = i, at[3];
+        for (int axis = 2; axis >= 0; axis--) at[axis] = rest % m.size[axis], rest /= m.size[axis];
+        i64 channel = rest % m.channels, sample = rest / m.channels / m.groups;
+        i64 first = (rest / m.channels % m.groups * m.batch + sample) * windows;
+        double total = 0.0;
+        for (i64 tap = 0; tap < taps; tap++) {
+            i64 of[3] = {tap / m.kernel[2] / m.kernel[1], tap / m.kernel[2] % m.kernel[1], tap % m.kernel[2]};
+            i64 window = 0;
+            bool held = true;
+            for (int axis = 0; axis < 3; axis++) {
+                i64 from = at[axis] + m.padding[axis] - of[axis] * m.dilation[axis], place = from / m.stride[axis];
+                held = held && from >= 0 && from % m.stride[axis] == 0 && place < m.positions[axis];
+                window = window * m.positions[axis] + place;
+            }
+            if (held) total = total + rows[((first + window) * m.channels + channel) * taps + tap];
+        }
+        y[i] = total;
+    }
+}

@@ -70,6 +70,7 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_to": _of_each(3),
     "snap_sum": _of_each(4),
     "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
+    "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), _of_rows(3)),
     "cross_entropy": _of_rows(4),
     "layer_norm": _of_rows(6),
@@ -125,7 +126,7 @@ class GpuLibrary(Kernels):
         """See ``Kernels.has``."""
         return (name in LAUNCHES or name in _of_numbers()) and kept * _BYTES <= SHARED
 
-    def call(self, name: str, *arguments: Tensor | float | None) -> int:
+    def call(self, name: str, *arguments: Any) -> int:
         """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
         if name in ("sgd", "adamw"):
             waiting = self._waiting
@@ -140,6 +141,9 @@ class GpuLibrary(Kernels):
             most = self.place(x, torch.int64)
             self.call("largest_bits", x, most, count)
             arguments = (*arguments, most)
+        if name == "folded":
+            rows, y, *numbers = arguments
+            arguments = rows, y, (ctypes.c_int64 * len(numbers))(*numbers)
         launch, x = LAUNCHES.get(name, _of_each(2))(*arguments), arguments[0]
         assert isinstance(x, Tensor)
         self.launch(name, launch, *arguments, *launch.more, device=x.device)
@@ -224,7 +228,7 @@ class GpuLibrary(Kernels):
 
 
 def _as_c(argument: Any) -> Any:
-    if isinstance(argument, ctypes.Structure):
+    if isinstance(argument, (ctypes.Structure, ctypes.Array)):  # by value
         return argument
     if argument is None or isinstance(argument, Tensor):
         return ctypes.c_void_p(None if argument is None else argument.data_ptr())
