@@ -223,10 +223,10 @@ _SYSTEM = {
 
 def is_own(file: Path) -> bool:
     """Whether a code file is the user's: not Python's, not an installed package's, and not this kit's."""
-    installed = {"site-packages", "dist-packages"} & {*file.parts}
+    if {"site-packages", "dist-packages"} & {*file.parts}:
+        return False
     scripts = {root / "pipeline" for root in (_KIT.parent.parent, Path.cwd()) if is_kit(root)}
-    kits = file.is_relative_to(_KIT) or file.parent in scripts
-    return not (installed or kits or in_system(file))
+    return not (file.is_relative_to(_KIT) or file.parent in scripts or in_system(file))
 
 
 def in_system(file: Path) -> bool:

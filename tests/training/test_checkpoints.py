@@ -274,7 +274,7 @@ def test_of_two_trainings_at_a_time_the_second_has_no_checkpoints(kept, tmp_path
 
 
 LONG = {
-    "data": {"task": "vectors", "num_samples": 16384, "test_samples": 64, "kwargs": {"features": 128}},
+    "data": {"task": "vectors", "test_samples": 64, "kwargs": {"features": 128}},
     "train": {"global_batch_size": 32, "epochs": 2, "repeats": 1, "num_devices": 2, "oversubscribe": True,
               "optimizer": {"name": "adamw", "lr": 0.001}, "checkpoint_every_steps": 5},
 }  # fmt: skip
@@ -284,9 +284,9 @@ def command(strategy, numerics, out):
     return ["train", "--strategy", strategy, "--numerics", numerics, "--no-tracking", "--out-dir", out]
 
 
-def prepare(stage, shards=8, **train):
-    train, exact = {**LONG["train"], **train}, {"shards": shards}
-    stage.write_params({**LONG, "model": slow_model(stage.folder), "train": train, "exact": exact})
+def prepare(stage, shards=8, num_samples=16384, **train):
+    data, train = {**LONG["data"], "num_samples": num_samples}, {**LONG["train"], **train}
+    stage.write_params({"data": data, "model": slow_model(stage.folder), "train": train, "exact": {"shards": shards}})
     stage.well("prepare")
 
 
@@ -379,7 +379,7 @@ def test_a_disk_may_take_longer_than_a_collective(stage):
 
 
 def test_a_run_into_another_folder_goes_on_from_no_stop_of_this_one(stage):
-    prepare(stage, shards=1)
+    prepare(stage, shards=1, num_samples=2048)
     assert stop(stage, "single", "exact", signal.SIGKILL) == -signal.SIGKILL
     for folder, notes in (("tried", 0), ("stopped", 1)):
         train(stage, "single", "exact", folder)
@@ -388,8 +388,8 @@ def test_a_run_into_another_folder_goes_on_from_no_stop_of_this_one(stage):
 
 
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):
-    prepare(stage, shards=1)  # one forward pass in a step, which is slow
+    prepare(stage, shards=1, num_samples=2048)  # one forward pass in a step, which is slow
     assert stop(stage, "single", "exact", signal.SIGKILL) == -signal.SIGKILL
-    prepare(stage, shards=1, epochs=1, global_batch_size=64)
+    prepare(stage, shards=1, num_samples=2048, epochs=1, global_batch_size=64)
     train(stage, "single", "exact", "other")
     assert json.loads((stage.folder / "other/run.json").read_text())["notes"] == []

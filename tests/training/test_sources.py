@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,10 @@ def test_files_that_are_written_are_no_sources(tmp_path, monkeypatch):
         Path("read.txt").read_text()
     Path("made.txt").read_text()
     assert set(watched.files()) == {"read.txt"}
+
+
+def test_the_version_of_a_package_is_that_of_the_distribution_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import ruamel.yaml, yaml, numpy, nowhere\n")
+    found = find_sources(parse_params(small(model={"name": "mine:make"})).model)
+    assert found.packages == {name: version(name) for name in ("numpy", "PyYAML", "ruamel.yaml")}

@@ -109,6 +109,8 @@ class Setup:
 
     def sources(self) -> Sources | None:
         """The sources of a user's model, with the files that this process has read so far."""
+        if not isinstance(self.params.model, UserModel):
+            return None
         return find_sources(self.params.model, {**recalled(self.params.model), **self.watched.files()})
 
     def place(self, model: nn.Module) -> nn.Module:

@@ -186,14 +186,15 @@ class ExactNumerics(Numerics):
     def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:
         """A digest of outputs, gradients and number of draws for each of a few shards.
 
-        ``backwards`` also changes the number of threads. Empty for a model that treats samples by themselves.
+        ``backwards`` also changes the number of threads where the first shard is, on one rank, since threads of several
+        ranks would wait for each other's. Empty for a model that treats samples by themselves.
         """
         if self.independent:
             return {}
         assert isinstance(module, ExactModule)
         batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
         threads = torch.get_num_threads()
-        if backwards and self._device.type == "cpu":
+        if backwards and self._device.type == "cpu" and 0 in batch.shards:
             torch.set_num_threads(3 - min(threads, 2))
         try:
             return module.fingerprint(part, batch.shards, batch.step, slopes_of, backwards=backwards)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Taylor = Callable[[Decimal], tuple[Decimal, Decimal, Decimal, Decimal]]
 
 _STEPS = 128  # nodes in a unit interval; the fourth term is then below 2**-34
-_DIGITS = 40
+_DIGITS = 50
 
 
 class Table:
@@ -78,38 +78,59 @@ def _pi() -> Decimal:
     return Decimal(pi_scaled(160)) / Decimal(2**160)
 
 
-def _erf(x: Decimal) -> Decimal:
-    """2 / sqrt(pi) * e**(-x*x) * sum of 2**n * x**(2n+1) / (1 * 3 * ... * (2n+1)); all terms have one sign."""
-    term = total = x
-    n = 1
-    while abs(term) > abs(total) * Decimal(10) ** (-_DIGITS):
-        term *= 2 * x * x / (2 * n + 1)
-        total += term
-        n += 1
-    return 2 / _pi().sqrt() * (-x * x).exp() * total
+Bells = list[tuple[Decimal, Decimal]]
+
+
+def _bells(square: Decimal, a: Decimal, high: int) -> Bells:
+    """B(x) = sqrt(square) * e**(-a * x * x), and its integral from 0, at the nodes from 0 to ``high``.
+
+    From a node x to the next one, B(x + h) / B(x) = e**(-a * (2 * x * h + h * h)). Coefficients of its series in h are
+    c(0) = 1 and c(n + 1) = -2 * a * (x * c(n) + c(n - 1)) / (n + 1); it is integrated term by term.
+    """
+    h = 1 / Decimal(_STEPS)
+    least, slope = Decimal(10) ** -_DIGITS, -2 * a * h * h
+    bell, integral, bells = square.sqrt(), Decimal(0), []
+    for node in range(high * _STEPS + 1):
+        bells.append((bell, integral))
+        before, term, total, n = Decimal(0), Decimal(1), Decimal(0), 0  # with their powers of h
+        while abs(term) + abs(before) > least:
+            n += 1
+            total += term / n
+            before, term = term, slope * (node * term + before) / n
+        integral += bell * h * total
+        bell *= (slope * (2 * node + 1) / 2).exp()
+    return bells
+
+
+@cache
+def _bells_of_erf() -> Bells:
+    return _bells(4 / _pi(), Decimal(1), 4)
+
+
+@cache
+def _bells_of_normal() -> Bells:
+    return _bells(1 / (2 * _pi()), Decimal("0.5"), 8)
 
 
 def _erf_taylor(x: Decimal) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-    slope = 2 / _pi().sqrt() * (-x * x).exp()
-    return _erf(x), slope, -x * slope, (2 * x * x - 1) * slope / 3
+    slope, erf = _bells_of_erf()[int(x * _STEPS)]
+    return erf, slope, -x * slope, (2 * x * x - 1) * slope / 3
 
 
-def _cdf(x: Decimal) -> Decimal:
-    return (1 + _erf(x / Decimal(2).sqrt())) / 2
-
-
-def _density(x: Decimal) -> Decimal:
-    return (-x * x / 2).exp() / (2 * _pi()).sqrt()
+def _normal(x: Decimal) -> tuple[Decimal, Decimal]:
+    """The normal distribution function and its density."""
+    density, integral = _bells_of_normal()[int(abs(x) * _STEPS)]
+    return (1 + 2 * integral.copy_sign(x)) / 2, density
 
 
 def _cdf_taylor(x: Decimal) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-    p = _density(x)
-    return _cdf(x), p, -x * p / 2, (x * x - 1) * p / 6
+    cdf, p = _normal(x)
+    return cdf, p, -x * p / 2, (x * x - 1) * p / 6
 
 
 def _gelu_slope_taylor(x: Decimal) -> tuple[Decimal, Decimal, Decimal, Decimal]:
-    p = _density(x)
-    return _cdf(x) + x * p, (2 - x * x) * p, (x**3 - 4 * x) * p / 2, (7 * x * x - x**4 - 4) * p / 6
+    cdf, p = _normal(x)
+    return cdf + x * p, (2 - x * x) * p, (x**3 - 4 * x) * p / 2, (7 * x * x - x**4 - 4) * p / 6
 
 
 erf_of_positive = Table(0, 4, _erf_taylor)

@@ -265,7 +265,16 @@ def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
 
 def _file_of(spec: ModuleSpec | None) -> Path | None:
     origin = spec.origin if spec is not None and spec.has_location else None
-    return Path(origin).resolve() if origin else None
+    if not origin:
+        return None
+    file = Path(origin).absolute()
+    return file.resolve() if file.is_symlink() else _resolved(file.parent) / file.name
+
+
+@cache
+def _resolved(folder: Path) -> Path:
+    """Modules are many, and their folders few."""
+    return folder.resolve()
 
 
 def _given(source: str | None) -> dict[str, Path]:
@@ -290,15 +299,18 @@ def _named(path: Path, name: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
 
-_distributions = cache(packages_distributions)
+_distributions = cache(packages_distributions)  # which reads every package's list of files
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
+    """Versions by name: of the distribution that is called as the package, or of the last one that has it."""
     versions = {}
     for package in sorted(packages):
-        for name in [package, *_distributions().get(package, [])][-1:]:
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                versions[name] = "unknown"
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+            continue
+        name = [package, *_distributions().get(package, [])][-1]
+        versions[name] = "unknown"
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return versions

@@ -133,10 +133,14 @@ def _answer(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not _chosen:
         return None
     with _unwatched():
-        firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in args)
-        on_gpu = next(one.is_cuda for one in firsts if isinstance(one, Tensor))
-        library = _chosen.get("cuda" if on_gpu else "cpu")
+        library = _chosen.get(_device_of(args) if "cuda" in _chosen else "cpu")
         return None if library is None else kernel(library, *args, **kwargs)
+
+
+def _device_of(args: tuple[Any, ...]) -> str:
+    """The type of device of the first tensor, alone or in a list."""
+    firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in args)
+    return next("cuda" if one.is_cuda else "cpu" for one in firsts if isinstance(one, Tensor))
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
