@@ -38,6 +38,8 @@ template <typename number> static void atomicMax(number *place, number value) {
 #include "gpu.cu"
 
 extern "C" void sgd_at(const updates *all) { sgd(*all); }
+extern "C" void largest_bits_at(const weights *all) { largest_bits(*all); }
+extern "C" void snap_all_at(const weights *all) { snap_all(*all); }
 extern "C" void folded_at(const double *rows, double *y, const moves *m) { folded(rows, y, *m); }
 extern "C" void adamw_at(const updates *all) { adamw(*all); }
 

@@ -6,6 +6,7 @@ import ctypes
 import platform
 import re
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class OnCpu(gpu.GpuLibrary):
         )
         self._kernels = ctypes.CDLL(str(library))
         self._zeros = {}
-        self._waiting = None
+        self._local = threading.local()
         self.launched: set[str] = set()
 
     def stream(self, device: torch.device) -> int:

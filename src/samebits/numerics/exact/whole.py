@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
-from samebits.numerics.exact.compiled.library import compiled, threads
+from samebits.numerics.exact.compiled.library import compiled, gathered, threads
 from samebits.numerics.exact.convolution import (
     Layout,
     convolved,
@@ -76,17 +76,41 @@ class WeightCache:
     """Weights rounded to their grid, kept until they change; both passes and all micro-batches share them."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[int, int, Tensor]] = {}
+        self._entries: dict[str, _Rounded] = {}
 
     def rounded(self, place: str, weight: Tensor, bits: int) -> Tensor:
         """A weight (outputs, inputs, ...) on one grid, as float64."""
         if not weight.is_leaf:  # the copy of a replica lives for one step
             return on_grid(weight, bits)
         entry = self._entries.get(place)
-        if entry is None or entry[:2] != (id(weight), weight._version):
-            entry = (id(weight), weight._version, on_grid(weight.detach(), bits))
-            self._entries[place] = entry
-        return entry[2]
+        if entry is None or entry.weight is not weight:
+            entry = self._entries[place] = _Rounded(weight, bits)
+        if entry.is_stale:
+            with gathered(weight):  # all others that an optimizer has changed too
+                for one in self._entries.values():
+                    one.renew()
+        assert entry.values is not None
+        return entry.values
+
+
+class _Rounded:
+    """A weight of a model and its rounded values, once there are some."""
+
+    def __init__(self, weight: Tensor, bits: int) -> None:
+        self.weight, self._bits = weight, bits
+        self._version = -1
+        self.values: Tensor | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the weight has changed since it was rounded."""
+        return self._version != self.weight._version
+
+    def renew(self) -> None:
+        """Round the weight again if it has changed."""
+        if self.is_stale:
+            self.values, self._version = None, self.weight._version
+            self.values = on_grid(self.weight.detach(), self._bits)
 
 
 def _compiled_on_grid(library: Kernels, weight: Tensor, bits: int) -> Tensor | None:

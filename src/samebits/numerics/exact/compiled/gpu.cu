@@ -5,7 +5,7 @@
  * kernels.c takes maxima alone, or sums of numbers on one grid.
  */
 #define THREADS_OF_ROW 256
-#define UPDATES 32 /* of a launch, whose arguments have 4 KB */
+#define TOGETHER 32 /* parameters of a launch, whose arguments have 4 KB */
 
 #include "kernels/numbers.h"
 #include "kernels/functions.h"
@@ -112,18 +112,28 @@ API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width
     }
 }
 
-/* The bits of the largest size among numbers, in a place that is zero before. */
-API void largest_bits(const double *x, i64 *most, i64 last) {
-    i64 mine = 0;
-    EVERY(i) {
-        i64 size = bits_of(x[i]) & ~LEAST;
-        mine = size > mine ? size : mine;
+/* Some weights, each to be rounded to one grid; the bits of the largest size among each are in a place that is zero
+ * before. */
+struct weight { const double *x; double *y; i64 *most; i64 n, bits; };
+struct weights { i64 count; struct weight of[TOGETHER]; };
+API void largest_bits(const struct weights all) {
+    for (i64 k = 0; k < all.count; k++) {
+        const struct weight *w = &all.of[k];
+        i64 last = w->n, most = 0;
+        EVERY(i) {
+            i64 size = bits_of(w->x[i]) & ~LEAST;
+            most = size > most ? size : most;
+        }
+        if (most) atomicMax(w->most, most);
     }
-    atomicMax(most, mine);
 }
-API void snap_all(const double *x, double *y, i64 last, i64 bits, unsigned threads, const i64 *most) {
-    double shift = shifter((*most >> 52) - 1022, bits);
-    EVERY(i) y[i] = x[i] + shift - shift;
+API void snap_all(const struct weights all) {
+    for (i64 k = 0; k < all.count; k++) {
+        const struct weight *w = &all.of[k];
+        i64 last = w->n;
+        double shift = shifter((*w->most >> 52) - 1022, w->bits);
+        EVERY(i) w->y[i] = w->x[i] + shift - shift;
+    }
 }
 
 /* The largest size is in a place that is zero before. */

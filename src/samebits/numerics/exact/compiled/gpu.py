@@ -7,7 +7,7 @@ import hashlib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -65,8 +65,6 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_groups": lambda x, y, outer, groups, *_: Launch(groups),  # noqa: ARG005
     "snap_rows": lambda x, y, rows, *_: Launch(rows),  # noqa: ARG005
     "snap_columns": lambda x, y, outer, count, width, *_: Launch(outer * -(-width // WIDE)),  # noqa: ARG005
-    "largest_bits": _of_each(2),
-    "snap_all": _of_each(2),
     "snap_to": _of_each(3),
     "snap_sum": _of_each(4),
     "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
@@ -75,10 +73,12 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "cross_entropy": _of_rows(4),
     "layer_norm": _of_rows(6),
     "layer_norm_backward": _of_rows(6),
-    **dict.fromkeys(("sgd", "adamw"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))),
+    **dict.fromkeys(
+        ("sgd", "adamw", "largest_bits", "snap_all"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))
+    ),
 }
 """By name; a function of each number has none here."""
-_UPDATES = 32  # of a launch, as in gpu.cu
+_TOGETHER = 32  # parameters of a launch, as in gpu.cu
 _ELSEWHERE = {"sin", "cos"}  # only for numbers that are near, which the host would have to wait to know
 
 
@@ -105,8 +105,23 @@ class _Updates(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("terms", ctypes.c_double),
         ("scale", ctypes.c_void_p),
-        ("of", _Update * _UPDATES),
+        ("of", _Update * _TOGETHER),
     )
+
+
+class _Weight(ctypes.Structure):
+    """Of one parameter: addresses of weights, of rounded ones and of their largest size, how many, and bits."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "y", "most")),
+        *((name, ctypes.c_int64) for name in ("n", "bits")),
+    )
+
+
+class _Weights(ctypes.Structure):
+    """Of several parameters."""
+
+    _fields_ = (("count", ctypes.c_int64), ("of", _Weight * _TOGETHER))
 
 
 class GpuLibrary(Kernels):
@@ -120,7 +135,7 @@ class GpuLibrary(Kernels):
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._modules: dict[int, ctypes.c_void_p] = {}
         self._zeros: dict[tuple[torch.device, int], Tensor] = {}
-        self._waiting: list[tuple[Any, ...]] | None = None
+        self._local = local()
 
     def has(self, name: str, kept: int = 0) -> bool:
         """See ``Kernels.has``."""
@@ -128,19 +143,13 @@ class GpuLibrary(Kernels):
 
     def call(self, name: str, *arguments: Any) -> int:
         """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
-        if name in ("sgd", "adamw"):
-            waiting = self._waiting
+        if name in ("sgd", "adamw", "snap_all"):
+            waiting = getattr(self._local, "waiting", None)
             if waiting is None:
-                self._update([(name, *arguments)])
+                self._together([(name, *arguments)])
             else:
                 waiting.append((name, *arguments))
             return 1
-        if name == "snap_all":
-            x, _, count = arguments[:3]
-            assert isinstance(x, Tensor)
-            most = self.place(x, torch.int64)
-            self.call("largest_bits", x, most, count)
-            arguments = (*arguments, most)
         if name == "folded":
             rows, y, *numbers = arguments
             arguments = rows, y, (ctypes.c_int64 * len(numbers))(*numbers)
@@ -152,24 +161,31 @@ class GpuLibrary(Kernels):
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """See ``Kernels.gathered``."""
-        self._waiting = []
+        self._local.waiting = []
         try:
             yield
-            self._update(self._waiting)
+            self._together(self._local.waiting)
         finally:
-            self._waiting = None
+            self._local.waiting = None
 
-    def _update(self, waiting: list[tuple[Any, ...]]) -> None:
-        """Launch updates of one optimizer on one device, as many at once as a launch takes."""
-        for first in range(0, len(waiting), _UPDATES):
-            part = waiting[first : first + _UPDATES]
-            name, p, *_, terms, scale = part[0][:8]
-            together = _Updates(count=len(part), terms=terms, scale=None if scale is None else scale.data_ptr())
-            for one, (_, *tensors) in zip(together.of, part, strict=False):
-                one.p, one.sums, one.first, one.second = (None if t is None else t.data_ptr() for t in tensors[:4])
-                one.n = tensors[4]
-                one.numbers[:] = tensors[7:10]
-            self.launch(name, LAUNCHES[name](together), together, device=p.device)
+    def _together(self, calls: list[tuple[Any, ...]]) -> None:
+        """Launch calls of one kernel on one device, for as many parameters at once as a launch takes."""
+        for first in range(0, len(calls), _TOGETHER):
+            part = calls[first : first + _TOGETHER]
+            name, x = part[0][:2]
+            if name == "snap_all":
+                given = self._weights(part)
+                self.launch("largest_bits", LAUNCHES["largest_bits"](given), given, device=x.device)
+            else:
+                given = _updates(part)
+            self.launch(name, LAUNCHES[name](given), given, device=x.device)
+
+    def _weights(self, part: list[tuple[Any, ...]]) -> _Weights:
+        together = _Weights(count=len(part))
+        for one, (_, x, y, *numbers) in zip(together.of, part, strict=False):
+            one.x, one.y, one.most = (t.data_ptr() for t in (x, y, self.place(x, torch.int64)))
+            one.n, one.bits = numbers[:2]
+        return together
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
@@ -225,6 +241,16 @@ class GpuLibrary(Kernels):
                 break
         _require(code == 0, f"the driver cannot load the kernels of exact: error {code}")
         return module
+
+
+def _updates(part: list[tuple[Any, ...]]) -> _Updates:
+    terms, scale = part[0][6:8]
+    together = _Updates(count=len(part), terms=terms, scale=None if scale is None else scale.data_ptr())
+    for one, (_, *tensors) in zip(together.of, part, strict=False):
+        one.p, one.sums, one.first, one.second = (None if t is None else t.data_ptr() for t in tensors[:4])
+        one.n = tensors[4]
+        one.numbers[:] = tensors[7:10]
+    return together
 
 
 def _as_c(argument: Any) -> Any:

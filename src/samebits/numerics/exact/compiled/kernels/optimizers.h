@@ -34,7 +34,7 @@ PART(adamw_part, struct update, u) {
 #ifdef __CUDACC__
 /* Updates of several parameters, one after the other by all threads. */
 struct one_update { double *p; const double *sums; float *first, *second; i64 n; double numbers[3]; };
-struct updates { i64 count; double terms; const float *scale; struct one_update of[UPDATES]; };
+struct updates { i64 count; double terms; const float *scale; struct one_update of[TOGETHER]; };
 #define UPDATE(name) \
     API void name(const struct updates all) { \
         i64 terms = (i64)all.terms; \
