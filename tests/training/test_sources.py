@@ -167,6 +167,6 @@ def test_files_that_are_written_are_no_sources(tmp_path, monkeypatch):
 
 def test_the_version_of_a_package_is_that_of_the_distribution_that_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("import ruamel.yaml, yaml, numpy, nowhere\n")
+    (tmp_path / "mine.py").write_text("import ruamel.yaml, yaml, numpy, nowhere, jinja2, dvc_task\n")
     found = find_sources(parse_params(small(model={"name": "mine:make"})).model)
-    assert found.packages == {name: version(name) for name in ("numpy", "PyYAML", "ruamel.yaml")}
+    assert found.packages == {name: version(name) for name in ("Jinja2", "PyYAML", "dvc-task", "numpy", "ruamel.yaml")}

@@ -14,7 +14,7 @@ import sys
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from pkgutil import get_importer
 from types import MappingProxyType
@@ -306,11 +306,13 @@ def _versions(packages: set[str]) -> dict[str, str]:
     """Versions by name: of the distribution that is called as the package, or of the last one that has it."""
     versions = {}
     for package in sorted(packages):
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-            continue
-        name = [package, *_distributions().get(package, [])][-1]
-        versions[name] = "unknown"
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
+        found = _distribution(package) or _distribution([package, *_distributions().get(package, [])][-1])
+        versions[found.metadata["Name"] if found else package] = found.version if found else "unknown"
     return versions
+
+
+def _distribution(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
