@@ -143,7 +143,7 @@ class GpuLibrary(Kernels):
 
     def call(self, name: str, *arguments: Any) -> int:
         """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
-        if name in ("sgd", "adamw", "snap_all"):
+        if name in _GATHERED:
             waiting = getattr(self._local, "waiting", None)
             if waiting is None:
                 self._together([(name, *arguments)])
@@ -169,23 +169,14 @@ class GpuLibrary(Kernels):
             self._local.waiting = None
 
     def _together(self, calls: list[tuple[Any, ...]]) -> None:
-        """Launch calls of one kernel on one device, for as many parameters at once as a launch takes."""
+        """Launch calls of one function on one device, for as many parameters at once as a launch takes."""
         for first in range(0, len(calls), _TOGETHER):
             part = calls[first : first + _TOGETHER]
-            name, x = part[0][:2]
-            if name == "snap_all":
-                given = self._weights(part)
-                self.launch("largest_bits", LAUNCHES["largest_bits"](given), given, device=x.device)
-            else:
-                given = _updates(part)
-            self.launch(name, LAUNCHES[name](given), given, device=x.device)
-
-    def _weights(self, part: list[tuple[Any, ...]]) -> _Weights:
-        together = _Weights(count=len(part))
-        for one, (_, x, y, *numbers) in zip(together.of, part, strict=False):
-            one.x, one.y, one.most = (t.data_ptr() for t in (x, y, self.place(x, torch.int64)))
-            one.n, one.bits = numbers[:2]
-        return together
+            (name, x, *_), *_ = part
+            kernels, packed = _GATHERED[name]
+            given = packed(self, part)
+            for kernel in kernels:
+                self.launch(kernel, LAUNCHES[kernel](given), given, device=x.device)
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
@@ -243,14 +234,30 @@ class GpuLibrary(Kernels):
         return module
 
 
-def _updates(part: list[tuple[Any, ...]]) -> _Updates:
-    terms, scale = part[0][6:8]
-    together = _Updates(count=len(part), terms=terms, scale=None if scale is None else scale.data_ptr())
-    for one, (_, *tensors) in zip(together.of, part, strict=False):
+def _updates(_: GpuLibrary, calls: list[tuple[Any, ...]]) -> _Updates:
+    terms, scale = calls[0][6:8]
+    together = _Updates(count=len(calls), terms=terms, scale=None if scale is None else scale.data_ptr())
+    for one, (_, *tensors) in zip(together.of, calls, strict=False):
         one.p, one.sums, one.first, one.second = (None if t is None else t.data_ptr() for t in tensors[:4])
         one.n = tensors[4]
         one.numbers[:] = tensors[7:10]
     return together
+
+
+def _weights(library: GpuLibrary, calls: list[tuple[Any, ...]]) -> _Weights:
+    together = _Weights(count=len(calls))
+    for one, (_, x, y, n, bits, *_) in zip(together.of, calls, strict=False):
+        one.x, one.y, one.most = (t.data_ptr() for t in (x, y, library.place(x, torch.int64)))
+        one.n, one.bits = n, bits
+    return together
+
+
+_GATHERED: dict[str, tuple[tuple[str, ...], Callable[[GpuLibrary, list[tuple[Any, ...]]], ctypes.Structure]]] = {
+    "sgd": (("sgd",), _updates),
+    "adamw": (("adamw",), _updates),
+    "snap_all": (("largest_bits", "snap_all"), _weights),
+}
+"""Functions of one parameter each, whose calls may wait for each other: kernels, and what packs their arguments."""
 
 
 def _as_c(argument: Any) -> Any:

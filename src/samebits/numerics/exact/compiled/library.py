@@ -45,7 +45,7 @@ class Kernels:
         return like.new_empty((), dtype=dtype)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Context in which updates of parameters may wait for each other."""
+        """Context in which parameters' updates, or their roundings, may wait for each other."""
         return nullcontext()
 
     def takes(self, *tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
@@ -109,7 +109,7 @@ def chosen(device: str = "cpu") -> Kernels | None:
 
 
 def gathered(like: Tensor) -> AbstractContextManager[None]:
-    """Context in which updates of parameters on the device of a tensor may wait for each other."""
+    """See ``Kernels.gathered``; of the library for the device of a tensor, if there is one."""
     library = chosen(like.device.type)
     return library.gathered() if library else nullcontext()
 
