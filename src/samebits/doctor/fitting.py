@@ -16,7 +16,7 @@ from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name
 from samebits.training.placement import place
-from samebits.workers.processes import WorkerSignalledError, launch
+from samebits.workers.processes import WorkerSignalledError, import_compiler, launch
 from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ class Case:
         )
         try:
             trial = partial(run_trial, partial(MemoryTrialRank, attempt), placement, seconds=self.seconds)
+            import_compiler()
             launch(trial, placement.world_size)
             return None if (out / FULL).exists() else out
         except SamebitsError as error:

@@ -28,7 +28,7 @@ from samebits.strategies import BASELINE, STRATEGIES, StrategyName
 from samebits.training.models.build import import_factory
 from samebits.training.placement import place, this_machine
 from samebits.workers.parent import end_with_parent
-from samebits.workers.processes import WorkerSignalledError, launch
+from samebits.workers.processes import WorkerSignalledError, import_compiler, launch
 from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def _send(work: Callable[[], Iterator[object]], sender: Connection) -> None:
 def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
     """Import the factory, and give the findings of the trials; None if this process cannot fork them."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise SciPy's OpenBLAS starts threads when it is imported
+    import_compiler()
     signal.alarm(trials[0].seconds)
     if isinstance(model := trials[0].params.model, UserModel):
         with suppress(Exception):  # the first trial reports the error

@@ -85,17 +85,23 @@ def _has_other_users(cache: Path) -> bool:
 
 def _written_by_others(root: Path) -> list[Path]:
     """Files and folders below a root that another user can change. The root may be missing."""
-    found = []
-    for name, _, files in os.walk(root):
-        folder = Path(name)
-        for path in (folder, *(folder / file for file in files)):
-            with suppress(OSError):  # the file is gone
-                entry = path.lstat()
-                if path.name == ".lock" and not entry.st_size:  # uv makes one in .venv, open to all
-                    continue
-                if not stat.S_ISLNK(entry.st_mode) and _is_open(entry):
-                    found.append(path)
-    return found
+    found = list[Path]()
+    with suppress(OSError):
+        found += [root] if _is_open(root.stat()) else []
+    folders = [str(root)]
+    while folders:  # an environment has tens of thousands of files
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):  # the file is gone
+                    folders += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+                    if not entry.is_symlink() and _is_open(entry.stat(follow_symlinks=False)) and not _of_uv(entry):
+                        found.append(Path(entry.path))
+    return sorted(found)
+
+
+def _of_uv(entry: os.DirEntry[str]) -> bool:
+    """Whether a file is the empty lock that uv makes in an environment, open to all."""
+    return entry.name == ".lock" and not entry.stat(follow_symlinks=False).st_size
 
 
 def _how_to_close(root: Path, open_ones: list[Path]) -> str:

@@ -20,7 +20,7 @@ from samebits.records.run import FILES, TRACE, Evaluation, run_name
 from samebits.remarks import FewerDevices
 from samebits.training.checkpoints import FOLDER
 from samebits.training.evaluation import evaluate_run
-from samebits.workers.processes import launch
+from samebits.workers.processes import import_compiler, launch
 from samebits.workers.rank import failures_reported
 from samebits.workers.worker import TrainRequest, train_as_rank
 from samebits.workers.world import gathered
@@ -69,7 +69,7 @@ def run_training(
         Interrupted: a signal ended the training.
     """
     if numerics == "fast" or isinstance(params.model, UserModel):
-        import torch._dynamo  # noqa: F401 - else each worker would import it, which takes seconds
+        import_compiler()
     with gathered(
         params,
         strategy,

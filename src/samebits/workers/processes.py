@@ -107,6 +107,11 @@ def launch(
             peers.leave()
 
 
+def import_compiler() -> None:
+    """Import what makes an optimizer of PyTorch, and a guard of ``exact``, wait for seconds in each fork of its own."""
+    import torch._dynamo  # noqa: F401
+
+
 class _WorkerPool:
     """The workers of one launch. Messages number the ranks over all machines, the code over this machine."""
 
