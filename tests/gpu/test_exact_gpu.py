@@ -12,7 +12,7 @@ import exact_probe
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.hashes import sha256
 from samebits.host import count_gpus
-from samebits.numerics.exact import activations, elementary
+from samebits.numerics.exact import activations, elementary, integer_products
 from samebits.numerics.exact.compiled import check as check_kernels
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, mapped, using
 from samebits.numerics.exact.products import matmul
@@ -41,6 +41,24 @@ def test_the_golden_hashes_of_the_cpu(model, optimizer, whole, kernels, monkeypa
     monkeypatch.setenv(check_kernels.SWITCH, kernels)
     weights, _ = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")
     assert weights == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
+
+
+@pytest.mark.cuda_here
+@pytest.mark.parametrize("model", exact_probe.MODELS)
+@pytest.mark.parametrize("kernels", ["compiled", "python"])
+def test_products_of_integers_give_the_golden_hashes_of_the_cpu(model, kernels, monkeypatch):
+    if torch.cuda.get_device_capability() < (7, 5):
+        pytest.skip("this GPU has no products of 8-bit integers")
+    device = torch.device("cuda", torch.cuda.current_device())
+    monkeypatch.setenv(check_kernels.SWITCH, kernels)
+    monkeypatch.setenv(integer_products.SWITCH, "int8")
+    for least in ("LEAST", "LEAST_SIDE"):
+        monkeypatch.setattr(integer_products, least, 1)
+    integer_products.start([device])
+    assert integer_products.are_used(device)
+    weights, _ = exact_probe.train(model, "adamw", 2, whole=True, device=str(device))
+    integer_products.start([])
+    assert weights == GOLDEN[f"{model} adamw whole"]
 
 
 @pytest.mark.cuda_here

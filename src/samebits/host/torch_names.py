@@ -86,6 +86,9 @@ NAMES = (
     TorchName("torch._C._get_cpu_capability", "answers a model alike on every host under exact"),
     TorchName("torch._C._jit_set_texpr_fuser_enabled", "switches the fuser of TorchScript"),
     TorchName("torch._inductor.config.deterministic", "makes compiled code repeat itself"),
+    TorchName(
+        "torch._int_mm", "multiplies 8-bit integers in place of float64 numbers on GPUs under exact", "float64 is used"
+    ),
     TorchName("torch._dynamo", "is imported before workers are forked, which saves each of them seconds"),
     TorchName("torch._dynamo.eval_frame._stance", "notices that forward changes the stance of the compiler"),
     TorchName("torch._dynamo.eval_frame.OptimizedModule", "refuses a compiled module under exact"),

@@ -109,13 +109,15 @@ class Rounding(Part):
 class Arithmetic(Part):
     """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window.
 
-    ``compiled_kernels`` says whether they answered in place of Python's functions, and ``shards_apart`` why shards of a
-    user's model ran one by one; None if they ran in one pass. Both change the speed alone.
+    ``compiled_kernels`` says whether they answered in place of Python's functions, ``integer_products`` whether large
+    products were those of 8-bit integers, and ``shards_apart`` why shards of a user's model ran one by one; None if
+    they ran in one pass. All change the speed alone.
     """
 
     steps_made_again: int
     below_window: float
     compiled_kernels: bool = False
+    integer_products: bool = False
     shards_apart: str | None = None
 
 

@@ -14,6 +14,7 @@ import torch
 from samebits.numerics.exact import depthwise
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
+from samebits.numerics.exact.integer_products import multiply
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     geometry, kernels = layout.geometry(x.shape[2:], weight.shape[2:]), _kernels(weight, layout.groups)
     if layout.transposed:
         shape = (x.shape[0], layout.groups * weight.shape[1], *geometry.size)
-        return folded(torch.matmul(to_rows(x, layout.groups), kernels), shape, geometry)
+        return folded(multiply(to_rows(x, layout.groups), kernels), shape, geometry)
     return _from_windows(x, kernels, geometry, layout.groups)
 
 
@@ -104,7 +105,7 @@ def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout
     geometry, kernels = layout.geometry(x_shape[2:], weight.shape[2:]), _kernels(weight, layout.groups)
     if layout.transposed:
         return _from_windows(grad, kernels, geometry, layout.groups)
-    return folded(torch.matmul(to_rows(grad, layout.groups), kernels), x_shape, geometry)
+    return folded(multiply(to_rows(grad, layout.groups), kernels), x_shape, geometry)
 
 
 @compiled(depthwise.gradient_of_kernels)
@@ -116,7 +117,7 @@ def gradient_of_kernels(grad: Tensor, x: Tensor, weight_shape: torch.Size, layou
     geometry = layout.geometry(x.shape[2:], weight_shape[2:])
     small, large = (x, grad) if layout.transposed else (grad, x)
     rows = rows_of(large, geometry, layout.groups)
-    return torch.matmul(to_rows(small, layout.groups).mT, rows).reshape(weight_shape).add_(0.0)
+    return multiply(to_rows(small, layout.groups).mT, rows).reshape(weight_shape).add_(0.0)
 
 
 def terms_of_kernels(grad: Tensor, x: Tensor, layout: Layout) -> int:
@@ -135,7 +136,7 @@ def _kernels(weight: Tensor, groups: int) -> Tensor:
 
 
 def _from_windows(x: Tensor, kernels: Tensor, geometry: Geometry, groups: int) -> Tensor:
-    y = torch.matmul(rows_of(x, geometry, groups), kernels.mT).add_(0.0)
+    y = multiply(rows_of(x, geometry, groups), kernels.mT).add_(0.0)
     spread = y.view(groups, x.shape[0], math.prod(geometry.positions), y.shape[-1])
     return spread.permute(1, 0, 3, 2).reshape(x.shape[0], groups * y.shape[-1], *geometry.positions)
 

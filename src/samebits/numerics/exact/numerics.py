@@ -15,7 +15,7 @@ from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
-from samebits.numerics.exact import ambient, elementary
+from samebits.numerics.exact import ambient, elementary, integer_products
 from samebits.numerics.exact.backward import run_backward
 from samebits.numerics.exact.batch_norm import RunningStatistics
 from samebits.numerics.exact.compiled import check as check_kernels
@@ -109,6 +109,7 @@ class ExactNumerics(Numerics):
         if self._device.type == "cuda":
             torch.set_flush_denormal(False)  # as the engine does in each pass
             check.require_sound(team)
+        integer_products.start(team.devices)
 
     @contextmanager
     def construction(self, refusals: Refusals | None = None) -> Iterator[None]:
@@ -335,6 +336,7 @@ class ExactNumerics(Numerics):
             steps_made_again=self.windows.widened,
             below_window=share,
             compiled_kernels=library.chosen(self._device.type) is not None,
+            integer_products=integer_products.are_used(self._device),
             shards_apart=None if self.independent else self.apart,
         )
 

@@ -12,6 +12,7 @@ import torch
 
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped
+from samebits.numerics.exact.integer_products import multiply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _finish(product: Tensor, bias: Tensor | None) -> Tensor:
 
 def rounded_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``exact_matmul``, plus a float64 bias for each column, rounded to float32 once."""
-    return _finish(torch.matmul(a, b), bias)
+    return _finish(multiply(a, b), bias)
 
 
 _BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
@@ -129,7 +130,7 @@ def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_sh
     Grids have to leave room for all rows, so that the float64 sums are exact.
     """
     (one, size), (other, other_size) = snapped(left, left_shift), snapped(right, right_shift)
-    return one.T @ other, one.sum(0), size, other_size
+    return multiply(one.T, other), one.sum(0), size, other_size
 
 
 def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
@@ -160,4 +161,4 @@ def products_of_shards(left: Tensor, right: Tensor, bits: int) -> Tensor:
 
 def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of factors on grids, without negative zeros: a kernel's sum may start from either zero."""
-    return torch.matmul(a, b).add_(0.0)
+    return multiply(a, b).add_(0.0)

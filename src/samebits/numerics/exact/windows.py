@@ -15,6 +15,7 @@ import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
+from samebits.numerics.exact.integer_products import multiply
 from samebits.numerics.exact.products import products_of_columns
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Windows:
         if a is None or b is None:
             zeros = torch.zeros((left.shape[1], right.shape[1]), dtype=torch.float64, device=left.device)
             return zeros, zeros.new_zeros(left.shape[1])
-        return a.T @ b, a.sum(0)
+        return multiply(a.T, b), a.sum(0)
 
     def defer(self, refusal: UserError, wrong: Tensor) -> None:
         """Raise ``refusal`` when the step is settled, if ``wrong`` is true."""

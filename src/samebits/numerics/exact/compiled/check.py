@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import HostError
-from samebits.numerics.exact import cells, convolution, losses, optimizers
+from samebits.numerics.exact import cells, convolution, integer_products, losses, optimizers
 from samebits.numerics.exact.compiled import HINT, build
 from samebits.numerics.exact.compiled.gpu import GpuLibrary
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
@@ -102,6 +102,10 @@ def _of_windows(device: torch.device) -> Iterable[Tensor]:
         yield convolution.folded(rows, (batch, groups * channels, *size), geometry)
 
 
+def _of_products(device: torch.device) -> Iterable[Tensor]:
+    return (integer_products.by_digits(a, b) for a, b in integer_products.tried(device))
+
+
 def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
@@ -136,12 +140,15 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "grids and sums": _of_grids,
     "depthwise convolutions": _of_depthwise_convolutions,
     "sums over windows": _of_windows,
+    "products by digits": _of_products,
     "optimizers": _of_optimizers,
     "recurrent cells": _of_cells,
     **{function.__name__: partial(_of_numbers, function) for function in OF_NUMBERS},
 }
 """What is compared, by name."""
 _KERNELS = {
+    "sums over windows": "folded",
+    "products by digits": "digits",
     "depthwise convolutions": "depthwise",
     "recurrent cells": "lstm",
     **{function.__name__: f"{function.__name__}_double" for function in OF_NUMBERS},

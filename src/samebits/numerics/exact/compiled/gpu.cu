@@ -167,6 +167,64 @@ API void finish(const double *x, const double *bias, float *y, i64 rows, i64 wid
     EVERY(i) y[i] = (float)(bias ? x[i] + 0.0 + bias[i % width] : x[i] + 0.0);
 }
 
+/* -- products by digits: see integer_products.py ------------------------------------------------------------------- */
+
+#define DIGIT 7 /* bits */
+#define FARTHEST 900
+
+INLINE bool is_finite(double x) { return (bits_of(x) & ~LEAST) < bits_of(INFINITE); }
+/* The bits of the sign as a number in float16, or of what is not finite. */
+INLINE short sign_of(double x) {
+    if (x != x) return 0x7e00;
+    int size = x == 0.0 ? 0 : is_finite(x) ? 0x3c00 : 0x7c00;
+    return (short)(x < 0.0 ? size | 0x8000 : size);
+}
+/* A block for each row; those behind the last one, and numbers behind the last of each, are zeros. */
+API void digits(const double *x, signed char *y, short *signs, i64 *tops, i64 padded_rows, i64 rows, i64 width, i64 padded,
+                i64 count, i64 backwards) {
+    __shared__ i64 most;
+    for (i64 row = blockIdx.x; row < padded_rows; row += gridDim.x) {
+        const double *from = x + row * width;
+        i64 here = row < rows ? width : 0, mine = 0;
+        EACH(i, here) {
+            i64 size = bits_of(from[i]) & ~LEAST;
+            mine = size > mine ? size : mine;
+        }
+        __syncthreads();
+        ONCE most = 0;
+        __syncthreads();
+        atomicMax(&most, mine);
+        __syncthreads();
+        i64 top = ((most - 1) >> 52) - 1022;
+        top = top < -FARTHEST ? -FARTHEST : top > FARTHEST ? FARTHEST : top;
+        double scale = power_of_two(count * DIGIT - 1 - top);
+        EACH(i, padded) {
+            double number = i < here ? from[i] : 0.0;
+            i64 left = is_finite(number) ? integer(number * scale) : 0;
+            for (i64 place = 0; place < count; place++) {
+                i64 low = place < count - 1 ? ((left + 64) & 127) - 64 : left;
+                y[(row * count + (backwards ? count - 1 - place : place)) * padded + i] = (signed char)low;
+                left = (left - low) >> DIGIT;
+            }
+            signs[row * padded + i] = sign_of(number);
+        }
+        ONCE if (row < rows) tops[row] = top;
+    }
+}
+API void joined(const i32 *products, const float *signs, const i64 *tops, const i64 *others, double *y, i64 rows, i64 width,
+                i64 padded_rows, i64 padded, i64 count) {
+    i64 last = rows * width;
+    EVERY(i) {
+        i64 row = i / width, column = i % width, at = row * padded + column;
+        double total = 0.0, sign = signs[at];
+        for (i64 weight = 2 * count - 2; weight >= 0; weight--)
+            total = total * 128.0 + (double)products[weight * padded_rows * padded + at];
+        total = total * power_of_two(tops[row] - (count * DIGIT - 1));
+        total = total * power_of_two(others[column] - (count * DIGIT - 1));
+        y[i] = is_finite(sign) ? total : sign;
+    }
+}
+
 /* -- sums over all windows that hold an element, in the order of a window's elements ---------------------------------- */
 
 struct moves { i64 groups, batch, channels, size[3], positions[3], kernel[3], stride[3], padding[3], dilation[3]; };

@@ -68,6 +68,8 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_to": _of_each(3),
     "snap_sum": _of_each(4),
     "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
+    "digits": lambda x, digits, signs, tops, rows, *_: Launch(rows),  # noqa: ARG005
+    "joined": lambda products, signs, tops, others, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), _of_rows(3)),
     "cross_entropy": _of_rows(4),

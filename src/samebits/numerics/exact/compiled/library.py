@@ -36,9 +36,9 @@ class Kernels:
         """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
         raise NotImplementedError
 
-    def has(self, name: str, kept: int = 0) -> bool:  # noqa: ARG002
+    def has(self, name: str, kept: int = 0) -> bool:
         """Whether there is such a function, and room for so many float64 numbers that it keeps."""
-        return True
+        raise NotImplementedError
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A number on the device of a tensor, for the largest of some."""
@@ -66,6 +66,10 @@ class Library(Kernels):
         self._functions: dict[str, Any] = {}
         if team := _openmp():
             self.call("use_threads", *team)
+
+    def has(self, name: str, kept: int = 0) -> bool:  # noqa: ARG002 - which is the host's memory
+        """See ``Kernels.has``."""
+        return hasattr(self._loaded, name)
 
     def call(self, name: str, *arguments: Tensor | float | None) -> int:
         """See ``Kernels.call``."""
