@@ -34,11 +34,11 @@ class Cell(NamedTuple):
 
 def _empty(like: Tensor, widths: str) -> States:
     """Float64 tensors (samples, each of these multiples of a state's width)."""
-    return [torch.empty((like.shape[0], int(width) * like.shape[1]), dtype=torch.float64) for width in widths]
+    return [like.new_empty((like.shape[0], int(width) * like.shape[1])) for width in widths]
 
 
 def _compiled_lstm(library: Kernels, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
-    if not library.has("lstm") or not library.takes(x) or not library.takes(hidden, before[1], dtype=torch.float64):
+    if not library.takes(x) or not library.takes(hidden, before[1], dtype=torch.float64):
         return None
     out = _empty(before[1], "4111")
     library.call("lstm", x, hidden, before[1], *out, *before[1].shape, threads())
@@ -61,7 +61,7 @@ def _lstm(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
 def _compiled_lstm_slopes(
     library: Kernels, grads: States, before: States, saved: States
 ) -> tuple[States, list[Tensor | None]] | None:
-    if not library.has("lstm_slopes") or not library.takes(*grads, before[1], *saved, dtype=torch.float64):
+    if not library.takes(*grads, before[1], *saved, dtype=torch.float64):
         return None
     slopes, earlier = _empty(before[1], "41")
     library.call("lstm_slopes", *grads, before[1], *saved, slopes, earlier, *before[1].shape, threads())
@@ -86,7 +86,7 @@ def _lstm_slopes(grads: States, before: States, saved: States) -> tuple[States, 
 
 
 def _compiled_gru(library: Kernels, x: Tensor, hidden: Tensor, before: States) -> tuple[States, States] | None:
-    if not library.has("gru") or not library.takes(x) or not library.takes(hidden, *before, dtype=torch.float64):
+    if not library.takes(x) or not library.takes(hidden, *before, dtype=torch.float64):
         return None
     out = _empty(before[0], "2111")
     library.call("gru", x, hidden, *before, *out, *before[0].shape, threads())
@@ -108,7 +108,7 @@ def _gru(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
 def _compiled_gru_slopes(
     library: Kernels, grads: States, before: States, saved: States
 ) -> tuple[States, list[Tensor | None]] | None:
-    if not library.has("gru_slopes") or not library.takes(*grads, *before, *saved, dtype=torch.float64):
+    if not library.takes(*grads, *before, *saved, dtype=torch.float64):
         return None
     of_x, of_hidden, earlier = _empty(before[0], "331")
     library.call("gru_slopes", *grads, *before, *saved, of_x, of_hidden, earlier, *before[0].shape, threads())

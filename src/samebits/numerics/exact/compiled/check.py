@@ -150,7 +150,6 @@ _KERNELS = {
     "sums over windows": "folded",
     "products by digits": "digits",
     "depthwise convolutions": "depthwise",
-    "recurrent cells": "lstm",
     **{function.__name__: f"{function.__name__}_double" for function in OF_NUMBERS},
 }
 """A kernel of a case, where not every library has one."""

@@ -1,4 +1,4 @@
-/* Compiled forms of exact functions for GPUs: functions, rows and optimizers are those of kernels.c, line for line.
+/* Compiled forms of exact functions for GPUs: functions, rows, cells and optimizers are those of kernels.c, line for line.
  *
  * NVRTC compiles this without fusing multiplications and additions (--fmad=false). A division and a square root of
  * float64 numbers are rounded as IEEE 754 says, and numbers are never flushed to zero. What sums in another order than
@@ -14,6 +14,7 @@
 #include "kernels/sums.h"
 #include "kernels/grids.h"
 #include "kernels/rows.h"
+#include "kernels/cells.h"
 #include "kernels/optimizers.h"
 
 /* -- sums by halving: a block has some columns, and half of their numbers in the memory that its threads share ------- */
