@@ -31,6 +31,9 @@ static long long __double_as_longlong(double x) { return same_bits<long long>(x)
 static double __longlong_as_double(long long b) { return same_bits<double>(b); }
 static int __float_as_int(float x) { return same_bits<int>(x); }
 static double __dsqrt_rn(double x) { return std::sqrt(x); }
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned __int128)a * b >> 64;
+}
 template <typename number> static void atomicMax(number *place, number value) {
     if (value > *place) *place = value;
 }
@@ -40,6 +43,7 @@ template <typename number> static void atomicMax(number *place, number value) {
 extern "C" void sgd_at(const updates *all) { sgd(*all); }
 extern "C" void largest_bits_at(const weights *all) { largest_bits(*all); }
 extern "C" void snap_all_at(const weights *all) { snap_all(*all); }
+extern "C" void bernoulli_at(float *y, const draws *all) { bernoulli(y, *all); }
 extern "C" void folded_at(const double *rows, double *y, const moves *m) { folded(rows, y, *m); }
 extern "C" void adamw_at(const updates *all) { adamw(*all); }
 

@@ -26,8 +26,9 @@ from operations_probe import NO_MODE, UNINITIALISED, all_samples, attempt, name_
 from samebits.errors import UserError  # noqa: E402
 from samebits.host import count_cores  # noqa: E402
 from samebits.numerics.exact.batch_norm import ShardNorms  # noqa: E402
-from samebits.numerics.exact.engine import Draws, Engine  # noqa: E402
+from samebits.numerics.exact.engine import Engine  # noqa: E402
 from samebits.numerics.exact.forms import OneForm  # noqa: E402
+from samebits.numerics.exact.forward_draws import Draws  # noqa: E402
 from samebits.numerics.kernels import choose_kernels  # noqa: E402
 
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU

@@ -20,7 +20,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from samebits.errors import UserError
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.initialization import portable_initialization
 
 SAMPLES = {torch.float32: 6, torch.int64: 3, torch.float64: 2, torch.bfloat16: 2, torch.complex64: 2}

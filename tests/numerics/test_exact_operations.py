@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.initialization import portable_initialization
 from samebits.portable.random import Stream
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from samebits.numerics.exact.compiled import build, check, gpu
-from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, mapped, using
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, Library, mapped, using
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.grid import snap, snap_rows, snapped_sum
 from samebits.numerics.exact.operations import normalization
 from samebits.numerics.exact.optimizers import SGD, AdamW
@@ -107,6 +108,22 @@ def test_sums_of_any_number_of_terms(on_cpu: OnCpu, shape: tuple[int, ...]) -> N
     with using(None):
         assert digest(found) == digest([fixed_order_sum(x, (1,)), *snapped_sum(x, 3 * 2.0**40)])
     assert ("sum_float" in on_cpu.launched) == (shape[1] // 2 <= gpu.SHARED // 8)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0 - 2.0**-53, 1.0])
+@pytest.mark.parametrize(("shards", "each"), [(1, 1), (1, 1000), (5, 8), (8, 333), (129, 2)])
+def test_draws_of_any_number_of_shards(on_cpu: OnCpu, shards: int, each: int, p: float) -> None:
+    def results() -> str:
+        draws = Draws(3, 5, range(shards))
+        return digest(draws.bernoulli(torch.empty(shards, each), p) for _ in range(2))
+
+    on_cpu.launched.clear()
+    with using(on_cpu):
+        found = results()
+    assert ("bernoulli" in on_cpu.launched) == (shards < 129)  # more keys than a launch has
+    for other in (None, Library(build.library())):
+        with using(other):
+            assert results() == found
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

@@ -10,8 +10,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact.batch_norm import ShardNorms
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.portable.random import Stream
 
 STEPS, SAMPLES, WIDTH = 5, 7, 6

@@ -9,8 +9,9 @@ import exact_probe
 from samebits.errors import RefusedError
 from samebits.numerics.exact import together
 from samebits.numerics.exact.batch_norm import ShardNorms
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.of_shards import FORMS as OF_SHARDS
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.training.diagnosis import require_same_again

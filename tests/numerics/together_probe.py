@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from operations_probe import NO_MODE, UNINITIALISED, all_samples, name_of, tensors
 from samebits.numerics.exact.batch_norm import ShardNorms
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
 
 SCALES = (1.0, 0.5, 8.0)  # of the shards' numbers, so that a grid of all would show
 SAMPLES = {torch.float32: 6}

@@ -21,8 +21,9 @@ from operations_probe import NO_MODE, SAMPLES, all_samples, attempt, name_of
 from samebits.errors import UserError
 from samebits.numerics.environment import prepare_environment
 from samebits.numerics.exact.batch_norm import ShardNorms
-from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.operations import EXACT
 
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU

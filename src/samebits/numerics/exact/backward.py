@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.numerics.exact.engine import Draws
+    from samebits.numerics.exact.forward_draws import Draws
 
 
 def run_backward(loss: Tensor) -> None:

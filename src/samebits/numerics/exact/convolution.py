@@ -6,6 +6,7 @@ A CPU's float64 kernels add products in some order, which cannot matter. A GPU's
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -171,7 +172,7 @@ def _compiled_folded(library: Kernels, rows: Tensor, x_shape: Sequence[int], geo
     of_axes = [*zip(g.size, g.positions, g.kernel, g.stride, g.padding, g.dilation, strict=True)]
     moves = zip(*[(1, 1, 1, 1, 0, 1)] * missing, *of_axes, strict=True)  # the axes before have one element
     numbers = rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *(n for one in moves for n in one)
-    library.call("folded", rows, out, *numbers)
+    library.call("folded", rows, out, (ctypes.c_int64 * len(numbers))(*numbers))
     return out
 
 

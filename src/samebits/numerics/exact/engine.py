@@ -16,14 +16,14 @@ from samebits.errors import RefusedError, UserError
 from samebits.here import of_kit
 from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_in_construction, storage_of
 from samebits.numerics.draws import draws
-from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
-from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
-from samebits.portable.random import Stream
+from samebits.numerics.initialization import answer, generator_of, is_draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
+
+    from samebits.numerics.exact.forward_draws import Draws
 
     Defer = Callable[[UserError, Tensor], None]
 
@@ -47,28 +47,6 @@ class below:  # noqa: N801 - a context, used as a function
     def __exit__(self, *error: Any) -> None:
         self._functions.__exit__(*error)
         self._dispatch.__exit__(*error)
-
-
-class Draws:
-    """Random numbers of one forward pass over some shards, whose samples follow each other on the first axis.
-
-    They are functions of seed, step, shard and the draw's number within the pass. They are made on the CPU, because a
-    GPU's draws depend on its number of multiprocessors.
-    """
-
-    def __init__(self, seed: int, step: int, shards: Sequence[int]) -> None:
-        self._seed, self._step, self._shards = seed, step, shards
-        self.count = 0
-        """Number of draws so far."""
-
-    def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
-        """Call ``fill`` on each shard's part of a tensor with the stream of this draw."""
-        self.count += 1
-        parts = tensor.chunk(len(self._shards)) if len(self._shards) > 1 else (tensor,)
-        with unguarded():  # NumPy's generators ask the system for entropy even if they are seeded
-            for shard, part in zip(self._shards, parts, strict=True):
-                fill(Stream(self._seed, "forward draws", self._step, shard, self.count), part)
-        return tensor
 
 
 class Engine(EagerDispatchMode):
@@ -202,9 +180,11 @@ class Engine(EagerDispatchMode):
             x, p, train = args
             if train is False:
                 return x.clone(), torch.ones_like(x, dtype=torch.bool)
-            noise = self._draws.fill(torch.empty_like(x), lambda stream, part: bernoulli(stream, part, 1.0 - p))
+            noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
             noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
+        if func is aten.bernoulli_.float:
+            return self._draws.bernoulli(*args, **{name: value for name, value in kwargs.items() if name == "p"})
         try:
             return answer(func, args, kwargs, self._draws.fill)
         except TypeError:

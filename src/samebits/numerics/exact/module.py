@@ -19,8 +19,9 @@ from samebits.numerics.exact import together
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.backward import digest_of, gradients
 from samebits.numerics.exact.batch_norm import Call, ShardNorms, counting_apart
-from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
+from samebits.numerics.exact.engine import Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.kept import Kept
 from samebits.numerics.exact.parameters import Entry, tied_places

@@ -16,6 +16,7 @@ from samebits.numerics.exact.compiled import HINT, build
 from samebits.numerics.exact.compiled.gpu import GpuLibrary
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
 from samebits.numerics.exact.convolution import Layout, snap_groups
+from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
@@ -106,6 +107,11 @@ def _of_products(device: torch.device) -> Iterable[Tensor]:
     return (integer_products.by_digits(a, b) for a, b in integer_products.tried(device))
 
 
+def _of_draws(device: torch.device) -> Iterable[Tensor]:
+    for shards, each, p in ((1, 7, 0.9), (3, _COUNT, 0.3)):
+        yield Draws(0, 1, range(shards)).bernoulli(torch.empty(shards * each, device=device), p)
+
+
 def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
@@ -141,6 +147,7 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "depthwise convolutions": _of_depthwise_convolutions,
     "sums over windows": _of_windows,
     "products by digits": _of_products,
+    "draws": _of_draws,
     "optimizers": _of_optimizers,
     "recurrent cells": _of_cells,
     **{function.__name__: partial(_of_numbers, function) for function in OF_NUMBERS},

@@ -1,4 +1,4 @@
-/* Compiled forms of exact functions for GPUs: functions, rows, cells and optimizers are those of kernels.c, line for line.
+/* Compiled forms of exact functions for GPUs: functions, draws, rows, cells and optimizers are kernels.c's.
  *
  * NVRTC compiles this without fusing multiplications and additions (--fmad=false). A division and a square root of
  * float64 numbers are rounded as IEEE 754 says, and numbers are never flushed to zero. What sums in another order than
@@ -11,6 +11,7 @@
 #include "kernels/functions.h"
 #include "kernels/threads.h"
 #include "kernels/many.h"
+#include "kernels/draws.h"
 #include "kernels/sums.h"
 #include "kernels/grids.h"
 #include "kernels/rows.h"

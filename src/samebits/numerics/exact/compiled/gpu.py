@@ -67,6 +67,7 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_columns": lambda x, y, outer, count, width, *_: Launch(outer * -(-width // WIDE)),  # noqa: ARG005
     "snap_to": _of_each(3),
     "snap_sum": _of_each(4),
+    "bernoulli": lambda y, draws, *_: Launch(-(-draws.shards * -(-draws.each // 4) // BLOCK)),  # noqa: ARG005
     "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("lstm", "lstm_slopes", "gru"), lambda *given: Launch(given[7])),
     "gru_slopes": lambda *given: Launch(given[8]),
@@ -154,9 +155,6 @@ class GpuLibrary(Kernels):
             else:
                 waiting.append((name, *arguments))
             return 1
-        if name == "folded":
-            rows, y, *numbers = arguments
-            arguments = rows, y, (ctypes.c_int64 * len(numbers))(*numbers)
         launch, x = LAUNCHES.get(name, _of_each(2))(*arguments), arguments[0]
         assert isinstance(x, Tensor)
         self.launch(name, launch, *arguments, *launch.more, device=x.device)

@@ -9,6 +9,7 @@
 #include "kernels/functions.h"
 #include "kernels/threads.h"
 #include "kernels/many.h"
+#include "kernels/draws.h"
 #include "kernels/sums.h"
 #include "kernels/grids.h"
 #include "kernels/rows.h"

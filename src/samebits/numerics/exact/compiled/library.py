@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+Argument = Tensor | float | ctypes.Structure | ctypes.Array[Any] | None
+"""Of a kernel. A CPU's gets the address of a structure, and a GPU's the structure."""
 V = TypeVar("V", bound="Callable[..., Any]")
 
 SUFFIXES = {torch.float32: "_float", torch.float64: "_double"}
@@ -32,8 +34,8 @@ class Kernels:
     is_host = True
     """Whether functions run at once, on this host's memory."""
 
-    def call(self, name: str, *arguments: Tensor | float | None) -> int:
-        """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
+    def call(self, name: str, *arguments: Argument) -> int:
+        """Call a function with numbers, addresses of dense tensors, and structures; what it returns, if it does."""
         raise NotImplementedError
 
     def has(self, name: str, kept: int = 0) -> bool:
@@ -71,15 +73,21 @@ class Library(Kernels):
         """See ``Kernels.has``."""
         return hasattr(self._loaded, name)
 
-    def call(self, name: str, *arguments: Tensor | float | None) -> int:
+    def call(self, name: str, *arguments: Argument) -> int:
         """See ``Kernels.call``."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = getattr(self._loaded, name)
             function.argtypes = [ctypes.c_double if isinstance(a, float) else ctypes.c_int64 for a in arguments]
-        given = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
+        given = [_as_number(argument) for argument in arguments]
         result: int = function(*given)
         return result
+
+
+def _as_number(argument: Argument) -> float:
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    return ctypes.addressof(argument) if isinstance(argument, (ctypes.Structure, ctypes.Array)) else argument or 0
 
 
 def _openmp() -> list[int]:

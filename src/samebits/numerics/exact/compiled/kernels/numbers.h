@@ -9,10 +9,12 @@
 #define CONSTANT static const double
 typedef int64_t i64;
 typedef int32_t i32;
+typedef uint64_t u64;
 #define LEAST INT64_MIN
 INLINE i64 bits_of(double x) { i64 b; memcpy(&b, &x, 8); return b; }
 INLINE double of_bits(i64 b) { double x; memcpy(&x, &b, 8); return x; }
 INLINE i32 bits_of_float(float x) { i32 b; memcpy(&b, &x, 4); return b; }
+INLINE u64 upper_half(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 #define ROOT(x) __builtin_sqrt(x)
 #else
 #define API extern "C" __global__
@@ -21,10 +23,12 @@ INLINE i32 bits_of_float(float x) { i32 b; memcpy(&b, &x, 4); return b; }
 #define restrict __restrict__
 typedef long long i64;
 typedef int i32;
+typedef unsigned long long u64;
 #define LEAST (-0x7fffffffffffffffLL - 1)
 INLINE i64 bits_of(double x) { return __double_as_longlong(x); }
 INLINE double of_bits(i64 b) { return __longlong_as_double(b); }
 INLINE i32 bits_of_float(float x) { return __float_as_int(x); }
+INLINE u64 upper_half(u64 a, u64 b) { return __umul64hi(a, b); }
 #define ROOT(x) __dsqrt_rn(x)
 #endif
 

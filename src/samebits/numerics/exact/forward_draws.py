@@ -1,0 +1,84 @@
+"""Random numbers of a forward pass, which are functions of seed, step, shard and the draw's number within the pass."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from samebits.numerics.exact.ambient import unguarded
+from samebits.numerics.exact.compiled.library import compiled, threads
+from samebits.numerics.initialization import bernoulli
+from samebits.portable.random import Stream, derive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Kernels
+
+_WORD = 64  # bits
+
+
+class Draws:
+    """Random numbers of one forward pass over some shards, whose samples follow each other on the first axis.
+
+    Streams are made on the CPU, because a GPU's draws depend on its number of multiprocessors.
+    """
+
+    def __init__(self, seed: int, step: int, shards: Sequence[int]) -> None:
+        self._seed, self._step, self._shards = seed, step, shards
+        self.count = 0
+        """Number of draws so far."""
+
+    def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
+        """Call ``fill`` on each shard's part of a tensor with the stream of this draw."""
+        self.count += 1
+        return self._fill(tensor, fill)
+
+    def bernoulli(self, tensor: Tensor, p: float = 0.5) -> Tensor:
+        """Fill a tensor with ones, with probability ``p``, and zeros."""
+        self.count += 1
+        return _fill_with_ones(tensor, self, p)
+
+    def keys(self) -> list[int]:
+        """The key of each shard's stream of this draw."""
+        return [derive(self._seed, *self._purpose(shard)) for shard in self._shards]
+
+    def _fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
+        parts = tensor.chunk(len(self._shards)) if len(self._shards) > 1 else (tensor,)
+        with unguarded():  # NumPy's generators ask the system for entropy even if they are seeded
+            for shard, part in zip(self._shards, parts, strict=True):
+                fill(Stream(self._seed, *self._purpose(shard)), part)
+        return tensor
+
+    def _purpose(self, shard: int) -> tuple[str | int, ...]:
+        return "forward draws", self._step, shard, self.count
+
+
+class _Keys(ctypes.Structure):
+    """Shards, numbers of each, the probability of a one, and the two words of each shard's key."""
+
+    MOST = 128
+    _fields_ = (
+        ("shards", ctypes.c_int64),
+        ("each", ctypes.c_int64),
+        ("p", ctypes.c_double),
+        ("keys", ctypes.c_uint64 * (2 * MOST)),
+    )
+
+
+def _filled_with_ones(library: Kernels, tensor: Tensor, draws: Draws, p: float) -> Tensor | None:
+    keys = draws.keys()
+    if len(keys) > _Keys.MOST or not library.takes(tensor) or tensor.numel() % len(keys):
+        return None
+    words = [word for key in keys for word in (key % 2**_WORD, key >> _WORD)]
+    given = _Keys(shards=len(keys), each=tensor.numel() // len(keys), p=p)
+    given.keys[: len(words)] = words
+    library.call("bernoulli", tensor, given, *([threads()] if library.is_host else []))
+    return tensor
+
+
+@compiled(_filled_with_ones)
+def _fill_with_ones(tensor: Tensor, draws: Draws, p: float) -> Tensor:
+    return draws._fill(tensor, lambda stream, part: bernoulli(stream, part, p))
