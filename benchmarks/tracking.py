@@ -73,6 +73,7 @@ def server(folder: Path, store: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [PYTHON, "-m", "mlflow", "server", *arguments, "--host", "127.0.0.1", "--port", str(port)],
             cwd=folder,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # as the kit's own servers have it
             stdout=log,
             stderr=log,
             start_new_session=True,

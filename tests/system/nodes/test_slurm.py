@@ -168,7 +168,7 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     server = ["--host", cluster.machine.address, "--allowed-hosts", uri.removeprefix("http://")]
     folder = checkout.folder.parent
     store = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", folder / "artifacts"]
-    cluster.start("mlflow", "server", *server, *store)
+    cluster.start("mlflow", "server", *server, *store, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
     wait_for(lambda: cluster.start(sys.executable, "-c", RUNS, uri).wait()[0] == 0)
     cluster.start("dvc", "repro", MLFLOW_TRACKING_URI=uri).ends(seconds=600)
     assert "| ddp-exact | 2x1 CPU | " in (checkout.folder / "reports/comparison.md").read_text()
