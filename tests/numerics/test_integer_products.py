@@ -51,6 +51,13 @@ def test_as_many_terms_as_need_three_digits_or_two_sums(terms):
     assert same(snap_rows(usual, bits), snap(usual.T.contiguous() / 3.0, 0, bits))
 
 
+@pytest.mark.parametrize("terms", [40, 33000])
+def test_rows_at_a_time(terms, monkeypatch):
+    monkeypatch.setattr(integer_products, "_FEWEST_ROWS", 5)
+    monkeypatch.setattr(integer_products, "_MOST_NUMBERS", 1)
+    assert same(*factors(23, terms, 3, 4))
+
+
 @pytest.mark.parametrize("at", [(0, 0), (2, 40_000)])
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite(number, at):

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
     from samebits.numerics.exact.compiled.library import Kernels
 
+    _Digits = tuple[Tensor, Tensor, Tensor]
+
 SWITCH = "SAMEBITS_PRODUCTS"
 """Variable that decides in place of the time that products take: ``int8`` or ``float64``."""
 LEAST, LEAST_SIDE = 1 << 26, 64
 """Products of a matrix product, and sizes of its factors, from which integers pay."""
 _DIGIT = 7  # bits
 _MOST_TERMS = 1 << 15  # of which the sums fit into an int32, and sums of signs into a float16
+_MOST_NUMBERS, _FEWEST_ROWS = 1 << 22, 256  # of a product that is made at once, which bounds memory
 _ROWS, _MULTIPLE = 24, 8  # the fewest rows that CUDA's products of integers take, and what sizes are multiples of
 _FARTHEST = 900  # of a line's exponent from zero; smaller numbers than these are zeros
 _TRIED, _TIMES, _FASTER = 1024, 3, 0.8
@@ -70,28 +73,29 @@ def by_digits(a: Tensor, b: Tensor) -> Tensor:
 
     Numbers that are not finite give what they give in float64.
     """
-    terms = a.shape[1]
-    count = 3 if bits_of_products(terms) < 3 * _DIGIT else 4
-    product, *more = (_by_digits(a[:, part], b[part], count) for part in slices(terms, _MOST_TERMS))
-    for one in more:
-        product += one
+    count = 3 if bits_of_products(a.shape[1]) < 3 * _DIGIT else 4
+    product = a.new_empty((len(a), b.shape[1]))
+    for terms in slices(len(b), _MOST_TERMS):
+        right = _digits(b[terms].mT.contiguous(), count, True)
+        for rows in slices(len(a), max(_FEWEST_ROWS, _MOST_NUMBERS // b.shape[1])):
+            part = _product(_digits(a[rows, terms].contiguous(), count, False), right, count)
+            product[rows] = product[rows] + part if terms.start else part
     return product
 
 
-def _by_digits(a: Tensor, b: Tensor, count: int) -> Tensor:
-    """``by_digits`` of at most ``_MOST_TERMS`` terms, by so many digits.
+def _product(left: _Digits, right: _Digits, count: int) -> Tensor:
+    """The product of factors of so many digits.
 
     Digits of one factor lie behind each other in a row, and those of the other in the opposite order. So all products
     of digits that have one weight are the product of two parts of the rows.
     """
     assert _multiply_integers is not None
-    left, signs, tops = _digits(a.contiguous(), count, False)
-    right, other_signs, other_tops = _digits(b.mT.contiguous(), count, True)
+    (digits, signs, tops), (others, other_signs, other_tops) = left, right
     terms = signs.shape[1]
-    products = a.new_empty((2 * count - 1, len(left), len(right)), dtype=torch.int32)
+    products = digits.new_empty((2 * count - 1, len(digits), len(others)), dtype=torch.int32)
     for weight, product in enumerate(products):
         low, high = max(0, weight - count + 1), min(weight, count - 1) + 1
-        one, other = left[:, low * terms : high * terms], right[:, (count - high) * terms : (count - low) * terms]
+        one, other = digits[:, low * terms : high * terms], others[:, (count - high) * terms : (count - low) * terms]
         _multiply_integers(one, other.T, out=product)
     return _joined(products, torch.mm(signs, other_signs.T).to(torch.float32), tops, other_tops, count)
 
@@ -102,7 +106,7 @@ def _padded(x: Tensor) -> tuple[int, int]:
     return max(rows, _ROWS), terms
 
 
-def _digits_by_kernel(library: Kernels, x: Tensor, count: int, backwards: bool) -> tuple[Tensor, ...] | None:
+def _digits_by_kernel(library: Kernels, x: Tensor, count: int, backwards: bool) -> _Digits | None:
     if library.is_host or not library.takes(x, dtype=torch.float64):
         return None
     rows, terms = _padded(x)
@@ -114,7 +118,7 @@ def _digits_by_kernel(library: Kernels, x: Tensor, count: int, backwards: bool) 
 
 
 @compiled(_digits_by_kernel)
-def _digits(x: Tensor, count: int, backwards: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _digits(x: Tensor, count: int, backwards: bool) -> _Digits:
     """Digits of each row, from the lowest or ``backwards``; signs of its numbers, or what is not finite; its exponent.
 
     Shapes: (rows, terms) to int8 (padded rows, count * padded terms), float16 (padded rows, padded terms), and int64
