@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from conftest import MODEL_OF_TASK, small
 from exact_probe import settings, this_cpu_has
 from samebits.errors import HostError
 from samebits.numerics.dispatch import EagerDispatchMode
-from samebits.numerics.exact import elementary
+from samebits.numerics.exact import elementary, integer_products
 from samebits.numerics.exact.compiled import build, library
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.exact.operations import EXACT
@@ -487,12 +488,15 @@ def test_the_wrapper_and_ranks_of_ddp_pass(tmp_path):
 
 @pytest.mark.parametrize(("device", "tested"), [("cuda", 1), ("cpu", 0)])
 def test_a_worker_on_gpus_is_tested(device, tested, monkeypatch):
-    called = []
+    called, started = [], []
     monkeypatch.setattr(check, "require_sound", called.append)
+    monkeypatch.setattr(integer_products, "start", started.extend)
+    team = SimpleNamespace(devices=[torch.device(device, 1)])
     split = {"shards": 8, "samples": 32, "independent": True}
     numerics = ExactNumerics(settings("sgd"), torch.device(device), "mse", (), seed=0, **split)
-    numerics.require_sound("the team")
-    assert called == ["the team"] * tested
+    numerics.require_sound(team)
+    assert called == [team] * tested
+    assert started == team.devices  # each of which computes products by itself
 
 
 def test_a_failure_ends_a_training_before_its_model_is_built(data_dir, monkeypatch):
