@@ -126,6 +126,19 @@ def test_draws_of_any_number_of_shards(on_cpu: OnCpu, shards: int, each: int, p:
             assert results() == found
 
 
+def test_draws_of_parts_that_are_not_equal(on_cpu: OnCpu) -> None:
+    """The last shard has fewer rows, though the numbers could be shared equally."""
+
+    def results() -> str:
+        return digest([Draws(3, 5, range(2)).bernoulli(torch.empty(3, 8))])
+
+    with using(None):
+        expected = results()
+    for library in (on_cpu, Library(build.library())):
+        with using(library):
+            assert results() == expected
+
+
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize(("make", "settings"), [(SGD, {"momentum": 0.9}), (SGD, {"momentum": 0.0}), (AdamW, {})])
 def test_updates_of_many_parameters_at_once(

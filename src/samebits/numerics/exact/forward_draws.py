@@ -41,8 +41,10 @@ class Draws:
         self.count += 1
         return _fill_with_ones(tensor, self, p)
 
-    def keys(self) -> list[int]:
-        """The key of each shard's stream of this draw."""
+    def keys(self, tensor: Tensor) -> list[int] | None:
+        """The key of each shard's stream of this draw; None if a tensor has no equal parts for them."""
+        if len(self._shards) > 1 and (not tensor.dim() or tensor.shape[0] % len(self._shards)):
+            return None
         return [derive(self._seed, *self._purpose(shard)) for shard in self._shards]
 
     def _fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
@@ -69,8 +71,8 @@ class _Keys(ctypes.Structure):
 
 
 def _filled_with_ones(library: Kernels, tensor: Tensor, draws: Draws, p: float) -> Tensor | None:
-    keys = draws.keys()
-    if len(keys) > _Keys.MOST or not library.takes(tensor) or tensor.numel() % len(keys):
+    keys = draws.keys(tensor) if library.takes(tensor) else None
+    if keys is None or len(keys) > _Keys.MOST:
         return None
     words = [word for key in keys for word in (key % 2**_WORD, key >> _WORD)]
     given = _Keys(shards=len(keys), each=tensor.numel() // len(keys), p=p)
