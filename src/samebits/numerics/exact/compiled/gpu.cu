@@ -52,8 +52,8 @@ SUM_ON_GPU(double, _double)
 /* -- grids ------------------------------------------------------------------------------------------------------- */
 
 /* The largest of what the threads of a block have, for all of them. */
-INLINE i32 largest_of_block(i32 mine) {
-    __shared__ i32 most;
+template <typename integer> INLINE integer largest_of_block(integer mine) {
+    __shared__ integer most;
     __syncthreads();
     ONCE most = 0;
     __syncthreads();
@@ -184,7 +184,6 @@ INLINE short sign_of(double x) {
 /* A block for each row; those behind the last one, and numbers behind the last of each, are zeros. */
 API void digits(const double *x, signed char *y, short *signs, i64 *tops, i64 padded_rows, i64 rows, i64 width, i64 padded,
                 i64 count, i64 backwards) {
-    __shared__ i64 most;
     for (i64 row = blockIdx.x; row < padded_rows; row += gridDim.x) {
         const double *from = x + row * width;
         i64 here = row < rows ? width : 0, mine = 0;
@@ -192,12 +191,7 @@ API void digits(const double *x, signed char *y, short *signs, i64 *tops, i64 pa
             i64 size = bits_of(from[i]) & ~LEAST;
             mine = size > mine ? size : mine;
         }
-        __syncthreads();
-        ONCE most = 0;
-        __syncthreads();
-        atomicMax(&most, mine);
-        __syncthreads();
-        i64 top = ((most - 1) >> 52) - 1022;
+        i64 top = ((largest_of_block(mine) - 1) >> 52) - 1022;
         top = top < -FARTHEST ? -FARTHEST : top > FARTHEST ? FARTHEST : top;
         double scale = power_of_two(count * DIGIT - 1 - top);
         EACH(i, padded) {
