@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from samebits.numerics.exact import of_shards
+from samebits.numerics.exact import alignments, of_shards
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
@@ -52,7 +52,7 @@ class OneForm(_Functions):
         self._forms = {
             **_FORMS,
             **Recurrence(engine, together=together).forms(),
-            **(of_shards.FORMS if together else {}),
+            **(of_shards.FORMS | alignments.OF_SHARDS if together else alignments.FORMS),
         }
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
