@@ -113,7 +113,7 @@ def test_transposed_convolutions(settings):
         (lambda: torch.add(torch.ones(1), torch.ones(1), out=torch.zeros(3)), "add"),
         (lambda: torch.special.erfc(torch.ones(3)), "erfc"),
         (lambda: torch.empty(2).bernoulli_(torch.ones(2)), "bernoulli"),
-        (lambda: COUNT.lgamma(), "lgamma"),
+        (lambda: torch.special.i0(COUNT), "i0"),
         (lambda: COUNT.mode(0), "mode"),
         (lambda: torch.dot(WAVE, WAVE), "dot"),
         (lambda: WAVE.to(torch.complex128).abs(), "abs: torch.complex128 has no exact version"),

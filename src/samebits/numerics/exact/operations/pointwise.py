@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.dispatch import storage_of
-from samebits.numerics.exact import activations, elementary
+from samebits.numerics.exact import activations, elementary, gamma
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import complex_numbers
@@ -41,6 +41,8 @@ _enter(aten.log2, lambda x: elementary.log(x).div_(divisor(x, elementary.LN2)))
 _enter(aten.log10, lambda x: elementary.log(x).div_(divisor(x, elementary.LN10)))
 _enter(aten.exp2, lambda x: elementary.exp(x.mul(elementary.LN2)))
 _enter(aten.tan, lambda x: elementary.sin(x).div_(elementary.cos(x)))
+_enter(aten.lgamma, gamma.lgamma)
+_enter(aten.digamma, gamma.digamma)
 _enter(aten.silu, activations.silu)
 _enter(aten.log_sigmoid, activations.log_sigmoid)
 
