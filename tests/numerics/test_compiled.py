@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from samebits.errors import HostError
-from samebits.numerics.exact import grid, losses, sums
+from samebits.numerics.exact import convolution_kernels, grid, losses, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
@@ -194,6 +194,51 @@ def test_depthwise_convolutions(kernels: Library, kernel: tuple[int, ...], each:
             assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("special", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("channels", "each", "groups"), [(3, 5, 1), (4, 9, 2), (16, 3, 4)])
+@pytest.mark.parametrize("kernel", [(1,), (4,), (3, 2), (1, 1), (2, 3, 2)], ids=str)
+def test_convolutions(
+    kernels: Library, kernel: tuple[int, ...], channels: int, each: int, groups: int, transposed: bool, special: float
+) -> None:
+    """Also of numbers that are not finite, which meet the zeros of the padding."""
+    axes = len(kernel)
+    for stride, padding, dilation in ((1, 0, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (1, 2, 2), (2, 1, 2)):
+        moves = ((stride,) * axes, (padding,) * axes, (dilation,) * axes)
+        layout = Layout(*moves, transposed, (0,) * axes, groups)
+        x = usual(3, channels, *(7, 6, 5)[:axes], salt=20).to(torch.float64)
+        shape = (channels, each) if transposed else (groups * each, channels // groups)
+        weight = usual(*shape, *kernel, salt=21).to(torch.float64)
+        x, weight = (snap_(one, 3 * 2.0**40) for one in (x, weight))
+        with using(None):
+            y = convolved(x, weight, layout)
+        grad = snap_(usual(*y.shape, salt=22).to(torch.float64), 3 * 2.0**40)
+        x.view(-1)[5], weight.view(-1)[0], grad.view(-1)[3] = (special or number for number in (1.0, 2.0, 3.0))
+        for run in (
+            partial(convolved, x, weight, layout),
+            partial(gradient_of_images, grad, x.shape, weight, layout),
+            partial(gradient_of_kernels, grad, x, weight.shape, layout),
+        ):
+            assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
+
+
+def test_images_of_a_convolution_are_shared_by_threads(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout((2, 1), (1, 1), (1, 1), False, (0, 0), 2)
+    x, weight = (
+        snap_(usual(*shape, salt=23).to(torch.float64), 3 * 2.0**40) for shape in ((7, 8, 24, 25), (6, 4, 3, 3))
+    )
+    x = x.repeat(8, 1, 1, 1)
+    grad = snap_(usual(56, 6, 12, 25, salt=24).to(torch.float64), 3 * 2.0**40)
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(convolution_kernels, "threads", lambda threads=threads: threads)
+        for run in (
+            partial(convolved, x, weight, layout),
+            partial(gradient_of_images, grad, x.shape, weight, layout),
+            partial(gradient_of_kernels, grad, x, weight.shape, layout),
+        ):
+            assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
+
+
 def test_a_grid_of_any_bits(kernels: Library) -> None:
     patterns = floats(3 * 2**14, 10, CPU)
     for width in (1, 3, 64):
@@ -315,7 +360,10 @@ def test_no_instruction_of_any_processor_multiplies_and_adds_at_once(tmp_path: P
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(tmp_path))
         command = [*build.ZIG, *flags, "-target", f"{target}-linux-gnu", f"-mcpu={cpu}", "-S", "-o", str(listing)]
         subprocess.run([*command, str(build.SOURCE)], check=True, capture_output=True, env={**os.environ, **caches})
-        return len(FUSED.findall(listing.read_bytes()))
+        functions = re.split(rb"^(\w+):", listing.read_bytes(), flags=re.MULTILINE)[1:]
+        bodies = dict(zip(functions[::2], functions[1::2], strict=True))
+        assert FUSED.search(bodies.pop(b"tile_of_products"))  # whose products are exact
+        return sum(len(FUSED.findall(body)) for body in bodies.values())
 
     assert "-ffp-contract=off" in build.FLAGS
     assert fused("off") == 0

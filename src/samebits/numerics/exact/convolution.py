@@ -1,6 +1,6 @@
 """Convolutions of numbers on grids, whose sums of products are exact in float64: over one, two or three axes.
 
-A CPU's float64 kernels add products in some order, which cannot matter. A GPU's may transform their factors first
+A CPU's kernels add products in some order, which cannot matter. A GPU's may transform their factors first
 (Winograd, Fourier), which rounds; there a convolution is a matrix product of unfolded windows, with the same result.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from samebits.numerics.exact import depthwise
+from samebits.numerics.exact import convolution_kernels
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.integer_products import multiply
@@ -82,7 +82,7 @@ def channels_on_grids(x: Tensor, bits: int) -> Tensor:
     return snap_groups(x.contiguous(), max(x.shape[0], 1), x.shape[1], bits)
 
 
-@compiled(depthwise.convolved)
+@compiled(convolution_kernels.convolved)
 def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     """The convolution of images and kernels on grids, without negative zeros.
 
@@ -97,7 +97,7 @@ def convolved(x: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     return _from_windows(x, kernels, geometry, layout.groups)
 
 
-@compiled(depthwise.gradient_of_images)
+@compiled(convolution_kernels.gradient_of_images)
 def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout: Layout) -> Tensor:
     """The gradient of ``convolved`` for the images, of gradients and kernels on grids, without negative zeros."""
     if _is_native(grad):
@@ -109,7 +109,7 @@ def gradient_of_images(grad: Tensor, x_shape: torch.Size, weight: Tensor, layout
     return folded(multiply(to_rows(grad, layout.groups), kernels), x_shape, geometry)
 
 
-@compiled(depthwise.gradient_of_kernels)
+@compiled(convolution_kernels.gradient_of_kernels)
 def gradient_of_kernels(grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout) -> Tensor:
     """The gradient of ``convolved`` for the kernels, of gradients and images on grids, without negative zeros."""
     if _is_native(grad):

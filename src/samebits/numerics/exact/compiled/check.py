@@ -76,12 +76,19 @@ def _of_grids(device: torch.device) -> Iterable[Tensor]:
         yield fixed_order_sum(numbers, dims)
 
 
-def _of_depthwise_convolutions(device: torch.device) -> Iterable[Tensor]:
-    for size, each, (stride, padding, dilation) in (((12, 11), 1, (2, 1, 3)), ((40,), 2, (1, 2, 1))):
+def _of_convolutions(device: torch.device) -> Iterable[Tensor]:
+    for size, channels, each, groups, (stride, padding, dilation), transposed in (
+        ((12, 11), 3, 1, 3, (2, 1, 3), False),  # depthwise
+        ((40,), 3, 2, 3, (1, 2, 1), False),
+        ((7, 6), 6, 5, 2, (2, 1, 1), False),
+        ((5, 4, 3), 2, 9, 1, (1, 1, 1), False),
+        ((6, 5), 6, 4, 2, (2, 1, 2), True),
+    ):
         axes = len(size)
-        moves = Layout((stride,) * axes, (padding,) * axes, (dilation,) * axes, False, (0,) * axes, 3)
-        x = snap_groups(_usual(device, 2, 3, *size, salt=18), 1, 6, 20)
-        weight = snap_groups(_usual(device, 3 * each, 1, *(3, 2)[:axes], salt=19), 1, 3, 20)
+        moves = Layout((stride,) * axes, (padding,) * axes, (dilation,) * axes, transposed, (0,) * axes, groups)
+        x = snap_groups(_usual(device, 2, channels, *size, salt=18), 1, 2 * groups, 20)
+        shape = (channels, each) if transposed else (groups * each, channels // groups)
+        weight = snap_groups(_usual(device, *shape, *(3, 2, 2)[:axes], salt=19), 1, groups, 20)
         y = convolution.convolved(x, weight, moves)
         grad = snap_groups(y.to(torch.float32), 1, 1, 20)
         yield from (y, convolution.gradient_of_images(grad, x.shape, weight, moves))
@@ -144,7 +151,7 @@ def _of_numbers(function: Callable[[Tensor], Tensor], device: torch.device) -> I
 CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "rows": _of_rows,
     "grids and sums": _of_grids,
-    "depthwise convolutions": _of_depthwise_convolutions,
+    "convolutions": _of_convolutions,
     "sums over windows": _of_windows,
     "products by digits": _of_products,
     "draws": _of_draws,
@@ -156,7 +163,7 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
 _KERNELS = {
     "sums over windows": "folded",
     "products by digits": "digits",
-    "depthwise convolutions": "depthwise",
+    "convolutions": "convolved",
     **{function.__name__: f"{function.__name__}_double" for function in OF_NUMBERS},
 }
 """A kernel of a case, where not every library has one."""

@@ -107,7 +107,7 @@ API void depthwise(const double *x, const double *kernels, double *y, const i64 
     share(depthwise_planes, &d, planes, planes * d.moves.out[0] * d.moves.out[1], threads);
 }
 
-static void depthwise_images_planes(const void *arguments, i64 first, i64 last) { /* a: gradients, b: kernels */
+static void depthwise_images_gradient_planes(const void *arguments, i64 first, i64 last) { /* a: gradients, b: kernels */
     struct depthwise d = begin(arguments);
     const struct moves *m = &d.moves;
     double *sums = calloc((size_t)(d.plane_size + 2 * LANES), sizeof(double));
@@ -131,14 +131,14 @@ static void depthwise_images_planes(const void *arguments, i64 first, i64 last) 
     free(sums);
     end(&d);
 }
-API void depthwise_images(const double *grad, const double *kernels, double *y, const i64 *moves, i64 images,
+API void depthwise_images_gradient(const double *grad, const double *kernels, double *y, const i64 *moves, i64 images,
                           unsigned threads) {
     struct depthwise d = {.moves = moves_of(moves), .a = grad, .b = kernels, .y = y, .images = images};
     i64 planes = images * d.moves.channels;
-    share(depthwise_images_planes, &d, planes, planes * d.moves.size[0] * d.moves.size[1], threads);
+    share(depthwise_images_gradient_planes, &d, planes, planes * d.moves.size[0] * d.moves.size[1], threads);
 }
 
-static void depthwise_kernels_planes(const void *arguments, i64 first, i64 last) { /* a: gradients, b: images */
+static void depthwise_kernels_gradient_planes(const void *arguments, i64 first, i64 last) { /* a: gradients, b: images */
     struct depthwise d = begin(arguments);
     const struct moves *m = &d.moves;
     i64 outputs = m->channels * m->each;
@@ -159,9 +159,9 @@ static void depthwise_kernels_planes(const void *arguments, i64 first, i64 last)
     }
     end(&d);
 }
-API void depthwise_kernels(const double *grad, const double *x, double *y, const i64 *moves, i64 images,
+API void depthwise_kernels_gradient(const double *grad, const double *x, double *y, const i64 *moves, i64 images,
                            unsigned threads) {
     struct depthwise d = {.moves = moves_of(moves), .a = grad, .b = x, .y = y, .images = images};
     i64 outputs = d.moves.channels * d.moves.each;
-    share(depthwise_kernels_planes, &d, outputs, images * outputs * d.moves.out[0] * d.moves.out[1], threads);
+    share(depthwise_kernels_gradient_planes, &d, outputs, images * outputs * d.moves.out[0] * d.moves.out[1], threads);
 }

@@ -1,0 +1,86 @@
+"""Kernels of convolutions on a CPU, over up to three axes; of depthwise ones over one or two, they have others.
+
+PyTorch's own float64 kernels write each image's windows side by side first, and go image by image. These take images
+and kernels on grids, whose sums of products are exact in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.numerics.exact.compiled.library import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Kernels
+    from samebits.numerics.exact.convolution import Layout
+    from samebits.numerics.exact.unfolding import Geometry
+
+_AXES = 3  # of an image, at most
+
+
+def convolved(library: Kernels, x: Tensor, weight: Tensor, layout: Layout) -> Tensor | None:
+    """``convolution.convolved``; None if no kernel takes it."""
+    moves = layout.geometry(x.shape[2:], weight.shape[2:])
+    return (_to_large if layout.transposed else _to_small)(library, x, weight, layout, moves)
+
+
+def gradient_of_images(
+    library: Kernels, grad: Tensor, x_shape: torch.Size, weight: Tensor, layout: Layout
+) -> Tensor | None:
+    """``convolution.gradient_of_images``."""
+    moves = layout.geometry(x_shape[2:], weight.shape[2:])
+    return (_to_small if layout.transposed else _to_large)(library, grad, weight, layout, moves)
+
+
+def gradient_of_kernels(
+    library: Kernels, grad: Tensor, x: Tensor, weight_shape: torch.Size, layout: Layout
+) -> Tensor | None:
+    """``convolution.gradient_of_kernels``."""
+    moves = layout.geometry(x.shape[2:], weight_shape[2:])
+    small, large = (x, grad) if layout.transposed else (grad, x)
+    return _answer(library, "kernels_gradient", small, large, weight_shape, weight_shape, layout, moves)
+
+
+def _to_small(library: Kernels, x: Tensor, weight: Tensor, layout: Layout, moves: Geometry) -> Tensor | None:
+    shape = torch.Size((x.shape[0], weight.shape[0], *moves.positions))
+    return _answer(library, "", x, weight, weight.shape, shape, layout, moves)
+
+
+def _to_large(library: Kernels, x: Tensor, weight: Tensor, layout: Layout, moves: Geometry) -> Tensor | None:
+    shape = torch.Size((x.shape[0], layout.groups * weight.shape[1], *moves.size))
+    return _answer(library, "images_gradient", x, weight, weight.shape, shape, layout, moves)
+
+
+def _answer(
+    library: Kernels, what: str, left: Tensor, right: Tensor, kernels: torch.Size, shape: torch.Size, layout: Layout,
+    moves: Geometry,
+) -> Tensor | None:  # fmt: skip
+    """What a kernel makes, of this shape; ``kernels`` is that of the convolution's."""
+    missing = _AXES - len(moves.size)
+    if missing < 0 or not library.is_host or not library.takes(left, right, dtype=torch.float64) or 0 in shape:
+        return None
+    of_axes = [moves.size, moves.positions, moves.kernel, layout.stride, layout.padding, layout.dilation]
+    outputs, images = kernels[0] // layout.groups, left.shape[0]
+    result = torch.empty(shape, dtype=torch.float64)
+    if kernels[1] == 1 < layout.groups and missing:
+        numbers = [layout.groups, outputs, *_with_axes(of_axes, missing - 1)]
+        library.call(f"depthwise_{what}".rstrip("_"), left, right, result, torch.tensor(numbers), images, threads())
+        return result
+    numbers = [images, layout.groups, kernels[1], outputs, *_with_axes(of_axes, missing)]
+    done = library.call(f"convolved_{what}".rstrip("_"), left, right, result, torch.tensor(numbers), threads())
+    return result if done else None
+
+
+def _with_axes(of_axes: Sequence[Sequence[int]], missing: int) -> list[int]:
+    """Sizes, positions and so on with more axes before their own: of one element, and without padding."""
+    before = (1, 1, 1, 1, 0, 1)
+    return [
+        *itertools.chain(*((one,) * missing + tuple(numbers) for one, numbers in zip(before, of_axes, strict=True)))
+    ]
