@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 
 import cost_model
@@ -20,7 +21,6 @@ from samebits.errors import UserError
 from samebits.params import load_params, require_every_key
 from samebits.records.breakdown import Bounds, Breakdown, Phases, RankPhases
 from samebits.records.run import read_losses
-from samebits.records.usage import Roof
 from samebits.results import verify
 from samebits.stages.pipeline import stages
 from samples import run_record
@@ -290,6 +290,15 @@ def test_the_page_has_the_tables_of_the_tool(works, monkeypatch):
     assert written == cost_model.filled(written), "run `python tools/cost_model.py`"
 
 
+def test_the_rate_of_products_is_that_of_a_step_s_own(works, monkeypatch):
+    """Each operation takes a second here: the products of three layers, and of their gradients but for the inputs'."""
+    seconds, threads = itertools.count(), torch.get_num_threads()
+    monkeypatch.setattr(cost_model, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    rate = cost_model.rate_of_products(load_params(ROOT / "params.yaml"), 2, 1)
+    torch.set_num_threads(threads)
+    assert rate == pytest.approx(works["params.yaml"].flop / 2 / 8)
+
+
 def test_a_run_is_predicted_from_its_own_rates(works, monkeypatch):
     """Waits for a core are nobody's work, and neither is communication."""
     phases = [Phases(forward=20.0, backward=30.0, queued=900.0), Phases(forward=20.0, backward=28.0)]
@@ -303,15 +312,15 @@ def test_a_run_is_predicted_from_its_own_rates(works, monkeypatch):
         other_cores=0.0,
     )
     record = run_record("single", breakdown=breakdown)
-    roof = SimpleNamespace(roof=Roof(flops_per_step=1.0, roof_flops=80e9))
-    run = SimpleNamespace(name="single-fast", record=record.model_copy(update={"usage": roof}))
+    run = SimpleNamespace(name="single-fast", record=record)
     monkeypatch.setattr(cost_model, "read_run", lambda folder: run)
     monkeypatch.setattr(cost_model, "work_of", lambda params: works["params.yaml"])
+    monkeypatch.setattr(cost_model, "rate_of_products", lambda params, devices, threads: 80e9 * devices * threads)
     (line,) = cost_model.prediction_of(Path("runs/single-fast"))
     work = works["params.yaml"]
     parts = (work.flop / 80e6, (work.row_bytes + work.fixed_bytes) / 20e6, work.launches * cost_model.LAUNCH_US / 1e3)
     assert float(re.search(r"predicted ([\d.]+) ms", line)[1]) == pytest.approx(sum(parts), abs=0.01)
     assert "measured 49.00: " in line
-    run.record = record
-    with pytest.raises(UserError, match=r"^runs/x: it has no rates of a CPU, expected a training in fast numerics"):
+    run.record = record.model_copy(update={"breakdown": None})
+    with pytest.raises(UserError, match=r"^runs/x: it has no phases of a CPU, expected a training in fast numerics"):
         list(cost_model.prediction_of(Path("runs/x")))

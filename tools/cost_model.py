@@ -4,13 +4,14 @@
     python tools/cost_model.py gpu/params.yaml
     python tools/cost_model.py params.yaml --run runs/single-fast
 
-With --run the rates are those that this training measured on its own device, and the prediction stands beside its own
-time: what the model leaves out shows there. docs/concepts/gpu-experiment.md has the formulas and the first table; run
-without arguments, this writes that table.
+With --run the rates are those that this CPU reaches, for products of a step's own and for copies in the training, and
+the prediction stands beside the training's own time: what the model leaves out shows there.
+docs/concepts/gpu-experiment.md has the formulas and the first table; run without arguments, this writes that table.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,8 @@ from samebits.records.run import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
 
     from samebits.params import Params
 
@@ -85,21 +88,55 @@ class Work:
     outputs: int
 
 
+class Step:
+    """Steps of ``params`` in fast numerics without the optimizer, on this CPU; ``forward`` is called in between."""
+
+    def __init__(self, params: Params) -> None:
+        from samebits.training.models.build import build_model
+
+        few = params.data.model_copy(update={"num_samples": ROWS, "test_samples": 1})
+        train = params.train.model_copy(update={"global_batch_size": ROWS, "grad_accum_steps": 1})
+        with scratch_folder() as folder:
+            self._card = prepare(params.model_copy(update={"data": few, "train": train}), folder)
+        self.model = build_model(params.model, self._card, params.seed, rough=True)
+
+    def batch(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets."""
+        import torch
+
+        card = self._card
+        kinds: dict[str, torch.dtype] = {"int64": torch.int64}
+        inputs = torch.zeros(rows, *card.input_shape, dtype=kinds.get(card.input_dtype, torch.float32))
+        return inputs, torch.zeros(rows, *card.target_shape, dtype=kinds.get(card.target_dtype, torch.float32))
+
+    def run(self, inputs: Tensor, targets: Tensor, forward: Callable[[], object] = lambda: None) -> Tensor:
+        """Make one; the outputs."""
+        from torch.nn import functional
+
+        outputs: Tensor = self.model(inputs)
+        forward()
+        if self._card.loss == "mse":
+            loss = functional.mse_loss(outputs, targets)
+        else:
+            loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
+        return outputs
+
+
 def work_of(params: Params) -> Work:
     """The work of a step of ``params`` in fast numerics, counted in two small batches on this CPU."""
     import torch
-    from torch.nn import functional
     from torch.utils.flop_counter import FlopCounterMode
 
     from samebits.numerics.dispatch import EagerDispatchMode
-    from samebits.training.models.build import build_model
 
     class Counter(EagerDispatchMode):
         """Counts operations, and the bytes that they read and write, but for views of another's."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.launches = self.bytes = 0
+            self.launches = self.bytes = self.forward = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's
             out = func(*args, **kwargs or {})
@@ -109,43 +146,65 @@ def work_of(params: Params) -> Work:
                 self.bytes += sum(one.nbytes for one in flat if isinstance(one, torch.Tensor))
             return out
 
-    few = params.data.model_copy(update={"num_samples": ROWS, "test_samples": 1})
-    train = params.train.model_copy(update={"global_batch_size": ROWS, "grad_accum_steps": 1})
-    with scratch_folder() as folder:
-        card = prepare(params.model_copy(update={"data": few, "train": train}), folder)
-    model = build_model(params.model, card, params.seed, rough=True)
-    kinds: dict[str, torch.dtype] = {"int64": torch.int64}
-    counts: list[tuple[int, int, int, float]] = []
-    outputs = torch.empty(0)
+        def has_forward(self) -> None:
+            self.forward = self.launches
+
+    step = Step(params)
+    counters, flop = [], 0
     for rows in (ROWS // 2, ROWS):
-        inputs = torch.zeros(rows, *card.input_shape, dtype=kinds.get(card.input_dtype, torch.float32))
-        targets = torch.zeros(rows, *card.target_shape, dtype=kinds.get(card.target_dtype, torch.float32))
+        batch = step.batch(rows)
         with FlopCounterMode(display=False) as flops, Counter() as counter:
-            outputs = model(inputs)
-            forward = counter.launches
-            if card.loss == "mse":
-                loss = functional.mse_loss(outputs, targets)
-            else:
-                loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
-        counts.append((counter.launches, forward, counter.bytes, flops.get_total_flops()))
-        model.zero_grad()
-    (launches, forward, _, _), (_, _, moved, flop) = counts
-    per_row = (moved - counts[0][2]) / (ROWS // 2)
-    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    batch = params.train.global_batch_size
+            outputs = step.run(*batch, counter.has_forward)
+        counters.append(counter)
+        flop = flops.get_total_flops()
+    half, whole = counters
+    per_row = (whole.bytes - half.bytes) / (ROWS // 2)
+    gradients = sum(p.nbytes for p in step.model.parameters() if p.requires_grad)
+    samples = params.train.global_batch_size
     # Momentum: weights and buffers are read and written, gradients read; adamw has a second buffer.
-    moved += gradients * (7 if params.train.optimizer.name == "adamw" else 5)
+    moved = whole.bytes + gradients * (7 if params.train.optimizer.name == "adamw" else 5)
     return Work(
-        flop=flop / ROWS * batch,
-        row_bytes=per_row * batch,
+        flop=flop / ROWS * samples,
+        row_bytes=per_row * samples,
         fixed_bytes=moved - per_row * ROWS,
-        launches=launches + 3,  # two of the batch's rows, and the fused optimizer
-        forward_launches=forward,
+        launches=half.launches + 3,  # two of the batch's rows, and the fused optimizer
+        forward_launches=half.forward,
         gradients=gradients,
-        inputs=inputs.nbytes // ROWS * batch,
-        outputs=outputs.nbytes // ROWS * batch,
+        inputs=batch[0].nbytes // ROWS * samples,
+        outputs=outputs.nbytes // ROWS * samples,
     )
+
+
+def rate_of_products(params: Params, devices: int, threads: int) -> float:
+    """FLOP/s that the products of a step reach on this CPU, on one device's share: the fastest of three steps."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+    from samebits.numerics.dispatch import EagerDispatchMode
+
+    class Clock(EagerDispatchMode):
+        """Adds up the seconds of operations that have a number of FLOP."""
+
+        seconds = 0.0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's
+            began = time.perf_counter()
+            out = func(*args, **kwargs or {})
+            if func.overloadpacket in flop_registry:
+                self.seconds += time.perf_counter() - began
+            return out
+
+    step = Step(params)
+    batch = step.batch(params.train.global_batch_size // devices)
+    torch.set_num_threads(threads)
+    with FlopCounterMode(display=False) as flops:
+        step.run(*batch)
+    clocks = []
+    for _ in range(3):
+        with Clock() as clock:
+            step.run(*batch)
+        clocks.append(clock.seconds)
+    return float(flops.get_total_flops() / min(clocks))
 
 
 def single_ms(work: Work, device: Device, tflops: float, devices: int = 1) -> float:
@@ -211,16 +270,16 @@ def assumptions() -> Iterator[str]:
 
 
 def prediction_of(folder: Path) -> Iterator[str]:
-    """A CPU's step without communication as the rates of its own training predict it, and as it was measured."""
+    """A CPU's step without communication as the rates that it reaches predict it, and as it was measured."""
     run = read_run(folder)
     record = run.record
-    roof = record.usage.roof if record.usage else None
-    if record.placement.device_type != "cpu" or record.breakdown is None or not (roof and roof.roof_flops):
-        text = f"{folder}: it has no rates of a CPU, expected a training in fast numerics with train.repeats above 1"
+    if record.placement.device_type != "cpu" or record.breakdown is None:
+        text = f"{folder}: it has no phases of a CPU, expected a training in fast numerics with train.repeats above 1"
         raise UserError(text, hint="name a run of a CPU, such as runs/single-fast")
     work, devices = work_of(record.params), record.placement.devices_used
     bounds = record.breakdown.bounds
-    computing = work.flop / devices / roof.roof_flops * 1e3
+    rate = rate_of_products(record.params, devices, record.breakdown.ranks[0].threads)
+    computing = work.flop / devices / rate * 1e3
     moving = (work.row_bytes / devices + work.fixed_bytes) / bounds.copy_gb_per_s / 1e6
     issuing = work.launches * LAUNCH_US / 1e3
     predicted = computing + moving + issuing
@@ -228,8 +287,8 @@ def prediction_of(folder: Path) -> Iterator[str]:
     turns = zip(*(rank.alone or rank.noted for rank in record.breakdown.ranks), strict=True)
     measured = median(max(phases.total - phases.queued for phases in ranks) for ranks in turns)
     yield (
-        f"{run.name}: predicted {predicted:.2f} ms a step (products {computing:.2f}, memory {moving:.2f}, "
-        f"operations {issuing:.2f}), measured {measured:.2f}: {predicted / measured - 1:+.0%}"
+        f"{run.name}: predicted {predicted:.2f} ms a step (products {computing:.2f} at {rate / 1e9:.1f} GFLOP/s, "
+        f"memory {moving:.2f}, operations {issuing:.2f}), measured {measured:.2f}: {predicted / measured - 1:+.0%}"
     )
 
 
