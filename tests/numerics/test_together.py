@@ -60,6 +60,7 @@ class Net(nn.Module):
         lambda net, x: net.body(x) + net.body.weight[:, [0, 1, 0, 1]].sum(1),  # places that meet
         lambda net, x: net.body(x).index_add(1, torch.tensor([0, 0, 3]), x[:, :3] * 1e6),
         lambda net, x: net.body(F.dropout(x, 0.5)) * torch.rand(20) + torch.randn_like(x[:, :1]),
+        lambda net, x: net.body(x) + torch.multinomial(x.abs() + 0.1, 20).float(),
         lambda net, x: (
             F.conv1d(x.view(1, len(x), -1), net.body.weight[: len(x) * 2, None, :3], groups=len(x)).mean() + net.body(x)
         ),

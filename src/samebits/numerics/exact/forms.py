@@ -191,6 +191,25 @@ def _binary_cross_entropies_with_logits(
     return losses if weight is None else losses * weight
 
 
+def _multinomial(
+    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """``torch.multinomial`` by exponential draws: the largest share of a weight wins.
+
+    Raises RuntimeError as PyTorch's: a weight is negative or not finite, or all of a row are zero.
+    """
+    if generator is not None:
+        return torch.multinomial(weights, num_samples, replacement, generator=generator)
+    weights = weights.detach()
+    valid = ((weights >= 0) & weights.isfinite()).all(-1) & (weights > 0).any(-1)
+    if not bool(physical(valid).all()):
+        raise RuntimeError("multinomial: expected weights that are finite, not negative, and not all zero")
+    if replacement:
+        weights = weights.unsqueeze(-2).expand(*weights.shape[:-1], num_samples, weights.shape[-1])
+    shares = weights.div(torch.empty_like(weights).exponential_())
+    return shares.argmax(-1) if replacement else shares.topk(num_samples, -1).indices
+
+
 _FORMS: dict[Any, Callable[..., Any]] = {
     F.binary_cross_entropy: _reduced_apart(_binary_cross_entropies),
     F.binary_cross_entropy_with_logits: _reduced_apart(_binary_cross_entropies_with_logits),
@@ -204,4 +223,6 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     F.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
     F.grid_sample: _grid_sample,
+    torch.multinomial: _multinomial,
+    Tensor.multinomial: _multinomial,
 }

@@ -1,0 +1,58 @@
+"""Functions with a form of their own in exact's forward pass, because PyTorch's draw in other ways on other devices."""
+
+import pytest
+import torch
+from torch import nn
+
+from samebits.errors import RefusedError
+from samebits.numerics.exact.batch_norm import ShardNorms
+from samebits.numerics.exact.engine import Engine
+from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.forward_draws import Draws
+
+WEIGHTS = torch.tensor([[0.1, 0.2, 0.7], [3.0, 0.0, 1.0]])
+
+
+def exactly(compute, *, together=False):
+    engine = Engine(Draws(0, 0, [0]))
+    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=together):
+        return compute()
+
+
+def test_draws_with_replacement_come_as_often_as_they_weigh():
+    drawn = exactly(lambda: torch.multinomial(WEIGHTS, 20_000, replacement=True))
+    assert drawn.shape == (2, 20_000)
+    for row, weights in zip(drawn, WEIGHTS, strict=True):
+        shares = torch.bincount(row, minlength=3) / len(row)
+        torch.testing.assert_close(shares, weights / weights.sum(), rtol=0, atol=0.015)
+    assert (drawn[1] != 1).all()
+
+
+def test_draws_without_replacement_are_all_others():
+    rows = WEIGHTS[0].expand(10_000, 3)
+    drawn = exactly(lambda: rows.multinomial(2))
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    first = torch.bincount(drawn[:, 0], minlength=3) / len(drawn)
+    torch.testing.assert_close(first, WEIGHTS[0], rtol=0, atol=0.015)
+    second = torch.bincount(drawn[drawn[:, 0] == 2][:, 1], minlength=3)[:2]
+    assert second[1] / second.sum() == pytest.approx(2 / 3, abs=0.02)
+    assert exactly(lambda: torch.multinomial(input=WEIGHTS[1], num_samples=1)).shape == (1,)
+
+
+def test_each_shard_draws_its_own():
+    def draw(weights):
+        return torch.multinomial(weights, 50, replacement=True)
+
+    drawn = exactly(lambda: torch.func.vmap(draw, randomness="different")(WEIGHTS[:1].expand(2, 3)), together=True)
+    assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("weights", [[-1.0, 2.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.0, 0.0]], ids=str)
+def test_weights_that_are_none_are_named(weights):
+    with pytest.raises(RuntimeError, match="multinomial: expected weights that are finite, not negative"):
+        exactly(lambda: torch.multinomial(torch.tensor([weights, [1.0, 1.0]]), 1))
+
+
+def test_a_generator_of_ones_own_is_refused():
+    with pytest.raises(RefusedError, match="multinomial"):
+        exactly(lambda: torch.multinomial(WEIGHTS, 1, generator=torch.Generator()))
