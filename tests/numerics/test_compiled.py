@@ -222,14 +222,16 @@ def test_convolutions(
             assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
 
 
-def test_images_of_a_convolution_are_shared_by_threads(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout((2, 1), (1, 1), (1, 1), False, (0, 0), 2)
-    x, weight = (
-        snap_(usual(*shape, salt=23).to(torch.float64), 3 * 2.0**40) for shape in ((7, 8, 24, 25), (6, 4, 3, 3))
+@pytest.mark.parametrize("images", [1, 2, 56])
+def test_threads_share_images_of_a_convolution_or_where_they_are_few_their_channels(
+    kernels: Library, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, size = Layout((2, 1), (1, 1), (1, 1), False, (0, 0), 2), (24, 25) if images > 2 else (64, 65)
+    shapes = (images, 24, *size), (60, 12, 3, 3), (images, 60, size[0] // 2, size[1])
+    x, weight, grad = (
+        snap_(usual_floats(math.prod(s), 23, CPU).to(torch.float64).view(s), 3 * 2.0**40) for s in shapes
     )
-    x = x.repeat(8, 1, 1, 1)
-    grad = snap_(usual(56, 6, 12, 25, salt=24).to(torch.float64), 3 * 2.0**40)
-    for threads in (1, 2, 3):
+    for threads in (1, 2, 3, 7):
         monkeypatch.setattr(convolution_kernels, "threads", lambda threads=threads: threads)
         for run in (
             partial(convolved, x, weight, layout),

@@ -52,7 +52,7 @@ struct convolution {
     i64 images;
     const double *a, *b;
     double *y;
-    i64 numbers, pixels, area, room[AXES], room_size, taps;
+    i64 numbers, pixels, area, room[AXES], room_size, parts;
     volatile char *lock;
 };
 static i64 product(const i64 *sizes) { return sizes[0] * sizes[1] * sizes[2]; }
@@ -78,14 +78,26 @@ static void copy_block(double *to, const i64 *to_sizes, const double *from, cons
                   from_sizes[2], block + 1);
 }
 
-/* Sums for `rows` starts and all columns of `packed`, each at to[column * across + targets[row]]. */
-static void all_tiles(const double *x, const i64 *starts, i64 rows, const i64 *steps, i64 terms, const double *packed,
-                      i64 columns, double *to, i64 across, const i64 *targets) {
+/* Where few images meet many threads, an image's tiles are shared too: each part has some columns, or some rows. */
+struct range { i64 first, last; };
+static struct range range_of(i64 part, i64 parts, i64 n, i64 unit) {
+    i64 units = (n + unit - 1) / unit, last = units * (part + 1) / parts * unit;
+    return (struct range){units * part / parts * unit, last < n ? last : n};
+}
+static i64 parts_for(i64 images, i64 n, i64 unit, unsigned threads) {
+    i64 units = (n + unit - 1) / unit, wanted = images < threads ? (threads + images - 1) / images : 1;
+    return units < wanted ? units : wanted;
+}
+
+/* Sums for some rows, which are starts, and some columns of `packed`, each at to[column * across + targets[row]]. */
+static void all_tiles(const double *x, const i64 *starts, struct range rows, const i64 *steps, i64 terms,
+                      const double *packed, struct range columns, double *to, i64 across, const i64 *targets) {
     double sums[TALL * ABREAST];
-    for (i64 column = 0; column < columns; column += ABREAST, packed += terms * ABREAST) {
-        i64 wide = columns - column < ABREAST ? columns - column : ABREAST;
-        for (i64 row = 0; row < rows; row += TALL) {
-            i64 tall = rows - row < TALL ? rows - row : TALL;
+    packed += columns.first * terms;
+    for (i64 column = columns.first; column < columns.last; column += ABREAST, packed += terms * ABREAST) {
+        i64 wide = columns.last - column < ABREAST ? columns.last - column : ABREAST;
+        for (i64 row = rows.first; row < rows.last; row += TALL) {
+            i64 tall = rows.last - row < TALL ? rows.last - row : TALL;
             tile_of_products(x, starts + row, steps, packed, terms, sums);
             for (i64 j = 0; j < wide; j++)
                 for (i64 i = 0; i < tall; i++)
@@ -143,19 +155,23 @@ static void convolved_images(const void *arguments, i64 first, i64 last) { /* a:
             for (i64 k = 0; k < terms; k++)
                 packed[group * terms * wide + (output / ABREAST * terms + k) * ABREAST + output % ABREAST] =
                     c.b[(group * c.outputs + output) * terms + k];
-    for (i64 index = first * c.groups; index < last * c.groups; index++) {
-        double *y = c.y + index * c.outputs * c.area;
-        memset(y, 0, (size_t)(c.outputs * c.area) * sizeof(double));
-        fill_room(&c, room, c.a + index * c.channels * c.pixels);
-        all_tiles(room, starts, c.area, steps, terms, packed + index % c.groups * terms * wide, c.outputs, y, c.area,
-                  targets);
+    for (i64 at = first; at < last; at++) {
+        struct range columns = range_of(at / c.images, c.parts, c.outputs, ABREAST), rows = {0, c.area};
+        for (i64 group = 0; group < c.groups; group++) {
+            i64 index = at % c.images * c.groups + group;
+            double *y = c.y + index * c.outputs * c.area;
+            memset(y + columns.first * c.area, 0, (size_t)((columns.last - columns.first) * c.area) * sizeof(double));
+            fill_room(&c, room, c.a + index * c.channels * c.pixels);
+            all_tiles(room, starts, rows, steps, terms, packed + group * terms * wide, columns, y, c.area, targets);
+        }
     }
     free(starts), free(steps), free(targets), free(room), free(packed);
 }
 API int convolved(const double *x, const double *kernels, double *y, const i64 *sizes, unsigned threads) {
     struct convolution c = convolution_of(sizes, x, kernels, y);
     make_room(&c);
-    share(convolved_images, &c, c.images, c.images * c.groups * c.outputs * c.area, threads);
+    c.parts = parts_for(c.images, c.outputs, ABREAST, threads);
+    share(convolved_images, &c, c.images * c.parts, c.images * c.groups * c.outputs * c.area, threads);
     return 1;
 }
 
@@ -218,15 +234,19 @@ static void images_gradients(const void *arguments, i64 first, i64 last) { /* a:
     }
     i64 inside = place(front, c.room);
     for (p = phases; p < phases + count; p++) repeat_last(starts + p->row, p->rows);
-    for (i64 index = first * c.groups; index < last * c.groups; index++) {
-        double *y = c.y + index * c.channels * c.pixels;
-        memset(y, 0, (size_t)(c.channels * c.pixels) * sizeof(double));
-        for (i64 output = 0; output < c.outputs; output++)
-            copy_block(room + output * c.room_size + inside, c.room, c.a + (index * c.outputs + output) * c.area, c.out,
-                       c.out);
-        for (p = phases; p < phases + count; p++)
-            all_tiles(room, starts + p->row, p->rows, steps + p->term, p->terms,
-                      packed + (index % c.groups * terms + p->term) * wide, c.channels, y, c.pixels, targets + p->row);
+    for (i64 image = first; image < last; image++) {
+        struct range columns = range_of(image / c.images, c.parts, c.channels, ABREAST);
+        for (i64 group = 0; group < c.groups; group++) {
+            i64 index = image % c.images * c.groups + group;
+            double *y = c.y + index * c.channels * c.pixels;
+            memset(y + columns.first * c.pixels, 0, (size_t)((columns.last - columns.first) * c.pixels) * sizeof(double));
+            for (i64 output = 0; output < c.outputs; output++)
+                copy_block(room + output * c.room_size + inside, c.room, c.a + (index * c.outputs + output) * c.area,
+                           c.out, c.out);
+            for (p = phases; p < phases + count; p++)
+                all_tiles(room, starts + p->row, (struct range){0, p->rows}, steps + p->term, p->terms,
+                          packed + (group * terms + p->term) * wide, columns, y, c.pixels, targets + p->row);
+        }
     }
     free(phases), free(starts), free(targets), free(steps), free(rows), free(met), free(room), free(packed);
 }
@@ -235,7 +255,8 @@ API int convolved_images_gradient(const double *grad, const double *kernels, dou
     struct convolution c = convolution_of(sizes, grad, kernels, y);
     if (largest_bits(kernels, c.groups * c.outputs * c.channels * c.numbers) >= bits_of(INFINITE))
         return 0; /* the zeros around gradients would make NaN of them */
-    share(images_gradients, &c, c.images, c.images * c.groups * c.channels * c.pixels, threads);
+    c.parts = parts_for(c.images, c.channels, ABREAST, threads);
+    share(images_gradients, &c, c.images * c.parts, c.images * c.groups * c.channels * c.pixels, threads);
     return 1;
 }
 
@@ -251,9 +272,11 @@ static void kernels_gradients(const void *arguments, i64 first, i64 last) { /* a
     for (i64 i = c.area; i < most * c.area; i++) starts[i] = starts[i - c.area] + image_size;
     repeat_last(steps, terms);
     for (i64 i = 0; i < terms; i++) targets[i] = i;
-    for (i64 group = 0; group < c.groups; group++)
-        for (i64 image = first, many; image < last; image += many) {
-            many = last - image < most ? last - image : most;
+    for (i64 at = first, many; at < last; at += many) {
+        i64 image = at % c.images, left = last - at < c.images - image ? last - at : c.images - image;
+        struct range rows = range_of(at / c.images, c.parts, terms, TALL), columns = {0, c.outputs};
+        many = left < most ? left : most;
+        for (i64 group = 0; group < c.groups; group++) {
             for (i64 i = 0; i < many; i++) {
                 i64 index = (image + i) * c.groups + group;
                 const double *grad = c.a + index * c.outputs * c.area;
@@ -263,9 +286,10 @@ static void kernels_gradients(const void *arguments, i64 first, i64 last) { /* a
                         packed[((output / ABREAST * many + i) * c.area + pixel) * ABREAST + output % ABREAST] =
                             grad[output * c.area + pixel];
             }
-            all_tiles(room, steps, terms, starts, many * c.area, packed, c.outputs, y + group * c.outputs * terms, terms,
+            all_tiles(room, steps, rows, starts, many * c.area, packed, columns, y + group * c.outputs * terms, terms,
                       targets);
         }
+    }
     while (__atomic_test_and_set(c.lock, __ATOMIC_ACQUIRE)) {}
     for (i64 i = 0; i < weights; i++) c.y[i] += y[i];
     __atomic_clear(c.lock, __ATOMIC_RELEASE);
@@ -277,6 +301,7 @@ API int convolved_kernels_gradient(const double *grad, const double *x, double *
     c.lock = &lock;
     make_room(&c);
     memset(y, 0, (size_t)(c.groups * c.outputs * c.channels * c.numbers) * sizeof(double));
-    share(kernels_gradients, &c, c.images, c.images * c.groups * c.outputs * c.area, threads);
+    c.parts = parts_for(c.images, c.channels * c.numbers, TALL, threads);
+    share(kernels_gradients, &c, c.images * c.parts, c.images * c.groups * c.outputs * c.area, threads);
     return 1;
 }
