@@ -222,6 +222,17 @@ def test_convolutions(
             assert_same(kernels, lambda run=run: [run()])  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_one_number_of_a_convolution_stands_for_all_axes(kernels: Library, groups: int) -> None:
+    """As PyTorch hands ``padding="valid"`` on."""
+    x = snap_(usual(2, 3, 9, 8, salt=25).to(torch.float64), 3 * 2.0**40)
+    weight = snap_(usual(6, 3 // groups, 3, 2, salt=26).to(torch.float64), 3 * 2.0**40)
+    layout = Layout((2, 1), (0,), (1,), False, (0,), groups)
+    grad = snap_(usual(2, 6, 4, 7, salt=27).to(torch.float64), 3 * 2.0**40)
+    assert_same(kernels, lambda: [convolved(x, weight, layout), gradient_of_images(grad, x.shape, weight, layout)])
+    assert_same(kernels, lambda: [gradient_of_kernels(grad, x, weight.shape, layout)])
+
+
 @pytest.mark.parametrize("images", [1, 2, 56])
 def test_threads_share_images_of_a_convolution_or_where_they_are_few_their_channels(
     kernels: Library, images: int, monkeypatch: pytest.MonkeyPatch

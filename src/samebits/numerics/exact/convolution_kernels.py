@@ -66,7 +66,7 @@ def _answer(
     missing = _AXES - len(moves.size)
     if missing < 0 or not library.is_host or not library.takes(left, right, dtype=torch.float64) or 0 in shape:
         return None
-    of_axes = [moves.size, moves.positions, moves.kernel, layout.stride, layout.padding, layout.dilation]
+    of_axes = [moves.size, moves.positions, moves.kernel, moves.stride, moves.padding, moves.dilation]
     outputs, images = kernels[0] // layout.groups, left.shape[0]
     result = torch.empty(shape, dtype=torch.float64)
     if kernels[1] == 1 < layout.groups and missing:
