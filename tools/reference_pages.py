@@ -165,7 +165,12 @@ def cli_page() -> str:
 
 def operations_page() -> str:
     """What ``exact`` does with each operation that it knows."""
+    from torch.nn import functional
+
+    from samebits.numerics.exact.engine import Engine
+    from samebits.numerics.exact.forms import FORMS
     from samebits.numerics.exact.operations.registry import ALIKE, EXACT, HINTS, REFUSED
+    from samebits.numerics.exact.recurrent import Recurrence
 
     def listed(names: Iterable[str]) -> str:
         return textwrap.fill(", ".join(f"`{name}`" for name in sorted({*names})), 120)
@@ -174,6 +179,9 @@ def operations_page() -> str:
         return str(packet).removeprefix("aten.")
 
     parts = [OPERATIONS_HEAD, "## With a version of its own\n", listed(map(name_of, EXACT)), ""]
+    functions = (*FORMS, *Recurrence(Engine()).forms(), functional.batch_norm, functional.instance_norm)
+    parts += ["## Functions with a form of their own, above these operations\n"]
+    parts += [listed(function.__name__ for function in functions), ""]
     parts.append("## With the same bits from PyTorch's own kernels\n")
     why: dict[str, tuple[list[str], list[str]]] = {}
     for group in ALIKE:

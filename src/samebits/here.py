@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,18 @@ def stage_in(arguments: Sequence[str]) -> str:
 def stage_command(stage: str, *options: str) -> str:
     """What somebody types to run a stage here, for a hint."""
     return " ".join([f"python pipeline/{stage}.py" if is_kit() else f"samebits stage {stage}", *options])
+
+
+def this_stage(*more: str) -> str | None:
+    """What somebody types to run this process's stage again with more options; None if it runs none."""
+    program, *arguments = sys.argv
+    if arguments[:1] == ["stage"]:
+        stage, *arguments = arguments[1:] or [""]
+    elif Path(program).parent.name == "pipeline":
+        stage = Path(program).stem
+    else:
+        return None
+    return stage_command(stage, shlex.join([*arguments, *more]))
 
 
 def repository_of_experiment(folder: Path) -> Path | None:

@@ -127,6 +127,14 @@ def test_lengths_that_are_no_lengths_are_named():
         exactly(lambda x: F.ctc_loss(x, labels(3, 5), [9] * SAMPLES, [3, -1] * 3), scores(9, 5))
 
 
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_a_label_that_is_no_class_is_named(wrong):
+    rows = labels(3, 5)
+    rows[1, 2] = wrong
+    with pytest.raises(ValueError, match=rf"targets: got {min(wrong, 0)} to {max(wrong, 4)}, expected classes below 5"):
+        exactly(lambda x: F.ctc_loss(x, rows, [9] * SAMPLES, [3] * SAMPLES), scores(9, 5))
+
+
 def test_double_precision_is_refused_by_name():
     x = scores(9, 5).double()
     with pytest.raises(RefusedError, match="_ctc_loss"):

@@ -1,6 +1,7 @@
 """PyTorch's own words for the classic mistakes, as PyTorch raises them, and what becomes of them."""
 
 import runpy
+import sys
 
 import pytest
 import torch
@@ -239,7 +240,16 @@ def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
     space = runpy.run_path(str(tmp_path / "net.py"))
     with pytest.raises(RuntimeError) as caught:
         space["forward"](torch.ones(2, 3))
+    arguments = ["--strategy", "ddp", "--numerics", "exact", "--params", "my params.yaml"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/samebits", "stage", "train", *arguments])
     found = diagnosis.explain(caught.value, placement=DDP, model=None)
     assert type(found) is UserError
     assert str(found).startswith("net.py:2: the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert "`samebits stage train --strategy ddp --debug` shows the traceback" in str(found)
+    again = "--strategy ddp --numerics exact --params 'my params.yaml' --debug` shows the traceback"
+    assert f"`samebits stage train {again}" in str(found)
+    for argv, hint in (
+        (["/the/kit/pipeline/train.py", *arguments], f"`samebits stage train {again}"),
+        (["/somewhere/pytest"], "hint: --debug shows the traceback"),
+    ):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert hint in str(diagnosis.explain(caught.value, placement=DDP, model=None))

@@ -24,6 +24,13 @@ ENVIRONMENT = {
 """Accepted values by variable; the first is the default."""
 
 
+CHOICES = {
+    "SAMEBITS_KERNELS": ("compiled", "python"),
+    "SAMEBITS_PRODUCTS": ("int8", "float64"),
+    "SAMEBITS_SHARDS": ("together", "apart"),
+}
+"""Accepted values of the variables by which a user overrides what exact chooses by itself."""
+
 _COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Folders of code that PyTorch has compiled and loads again; its own default is a predictable path in /tmp."""
 
@@ -41,6 +48,9 @@ def prepare_environment() -> None:
         if given not in accepted:
             raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
         os.environ[name] = given
+    for name, accepted in CHOICES.items():
+        if (chosen := os.environ.get(name)) and chosen not in accepted:
+            raise UserError(f"{name}: got {chosen!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
     if not all(os.environ.get(name) for name in _COMPILED):
         folder = own_folder()
         for name, below in _COMPILED.items():

@@ -28,7 +28,8 @@ class NoKernels(Remark):
     """Python's functions answered in place of compiled kernels."""
 
     SAYS: ClassVar[str] = (
-        "exact had no compiled kernels on this host, which changes no bit and takes longer; `samebits doctor` says why"
+        "exact ran without compiled kernels, which changes no bit and takes longer; `samebits doctor` says why, unless "
+        "SAMEBITS_KERNELS is set to python"
     )
     kind: Literal["no_kernels"] = "no_kernels"
 

@@ -37,6 +37,7 @@ class _Losses(torch.autograd.Function):
         with below():
             _check(log_probs, labels, steps, lengths)
             states = _states(labels, lengths, blank)
+            _check_classes(states, log_probs.shape[2])
             emitted = _emitted(log_probs, states)
             skips = _skips(states, blank)
             now = torch.full_like(emitted[0], -math.inf)
@@ -83,6 +84,12 @@ def _check(log_probs: Tensor, labels: Tensor, steps: Tensor, lengths: Tensor) ->
     for name, given, most in (("input_lengths", steps, len(log_probs)), ("target_lengths", lengths, labels.shape[1])):
         if bool(((given < 0) | (given > most)).any()):
             raise ValueError(f"{name}: got {int(given.min())} to {int(given.max())}, expected 0 to {most}")
+
+
+def _check_classes(states: Tensor, classes: int) -> None:
+    """Raise ValueError for a label, or a blank, that is no class."""
+    if bool(((states < 0) | (states >= classes)).any()):
+        raise ValueError(f"targets: got {int(states.min())} to {int(states.max())}, expected classes below {classes}")
 
 
 def _states(labels: Tensor, lengths: Tensor, blank: int) -> Tensor:

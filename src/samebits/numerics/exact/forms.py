@@ -50,9 +50,9 @@ class OneForm(_Functions):
         super().__init__(engine)
         self._together = together
         self._forms = {
-            **_FORMS,
+            **FORMS,
             **Recurrence(engine, together=together).forms(),
-            **(of_shards.FORMS | alignments.OF_SHARDS if together else alignments.FORMS),
+            **(of_shards.FORMS | alignments.OF_SHARDS if together else {}),
         }
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
@@ -210,7 +210,8 @@ def _multinomial(
     return shares.argmax(-1) if replacement else shares.topk(num_samples, -1).indices
 
 
-_FORMS: dict[Any, Callable[..., Any]] = {
+FORMS: dict[Any, Callable[..., Any]] = {
+    **alignments.FORMS,
     F.binary_cross_entropy: _reduced_apart(_binary_cross_entropies),
     F.binary_cross_entropy_with_logits: _reduced_apart(_binary_cross_entropies_with_logits),
     F.bilinear: _bilinear,
