@@ -249,7 +249,7 @@ def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
     assert f"`samebits stage train {again}" in str(found)
     for argv, hint in (
         (["/the/kit/pipeline/train.py", *arguments], f"`samebits stage train {again}"),
-        (["/somewhere/pytest"], "hint: --debug shows the traceback"),
+        (["/somewhere/samebits", "doctor"], "`samebits stage train --strategy ddp --debug` shows the traceback"),
     ):
         monkeypatch.setattr(sys, "argv", argv)
         assert hint in str(diagnosis.explain(caught.value, placement=DDP, model=None))

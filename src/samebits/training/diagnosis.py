@@ -23,7 +23,7 @@ from samebits.errors import (
     first_line,
     place_of,
 )
-from samebits.here import of_kit, this_stage
+from samebits.here import of_kit, stage_command, this_stage
 from samebits.host.software import OTHER_BUILD
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
@@ -298,8 +298,8 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     for known in _KNOWN:
         if match := re.search(known.pattern, f"{type(error).__name__} {text}"):
             return known.kind(known.message.format(match, line=line), hint=known.hint)
-    command = this_stage("--debug")
-    hint = f"`{command}` shows the traceback" if command else "--debug shows the traceback"
+    command = this_stage("--debug") or stage_command("train", "--strategy", placement.strategy, "--debug")
+    hint = f"`{command}` shows the traceback"
     if place := place_of(error):
         return UserError(f"{place}: the model raised {type(error).__name__}: {line}", hint=hint)
     return WorkerError(f"{type(error).__name__}: {line}", hint=hint)
