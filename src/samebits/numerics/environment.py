@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from samebits.errors import UserError
 from samebits.files import own_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ENVIRONMENT = {
     # cuBLAS is deterministic only with a fixed workspace; PyTorch accepts these two.
@@ -45,13 +49,17 @@ def prepare_environment() -> None:
     """
     for name, accepted in ENVIRONMENT.items():
         given = os.environ.get(name) or accepted[0]  # Compose passes an unset variable as an empty one
-        if given not in accepted:
-            raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
+        _require_one_of(accepted, name, given)
         os.environ[name] = given
     for name, accepted in CHOICES.items():
-        if (chosen := os.environ.get(name)) and chosen not in accepted:
-            raise UserError(f"{name}: got {chosen!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
+        if chosen := os.environ.get(name):
+            _require_one_of(accepted, name, chosen)
     if not all(os.environ.get(name) for name in _COMPILED):
         folder = own_folder()
         for name, below in _COMPILED.items():
             os.environ[name] = os.environ.get(name) or str(folder / below)
+
+
+def _require_one_of(accepted: Sequence[str], name: str, given: str) -> None:
+    if given not in accepted:
+        raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")

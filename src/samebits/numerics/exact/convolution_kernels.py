@@ -45,7 +45,7 @@ def gradient_of_kernels(
     """``convolution.gradient_of_kernels``."""
     moves = layout.geometry(x.shape[2:], weight_shape[2:])
     small, large = (x, grad) if layout.transposed else (grad, x)
-    return _answer(library, "kernels_gradient", small, large, weight_shape, weight_shape, layout, moves)
+    return _answer(library, "_kernels_gradient", small, large, weight_shape, weight_shape, layout, moves)
 
 
 def _to_small(library: Kernels, x: Tensor, weight: Tensor, layout: Layout, moves: Geometry) -> Tensor | None:
@@ -55,7 +55,7 @@ def _to_small(library: Kernels, x: Tensor, weight: Tensor, layout: Layout, moves
 
 def _to_large(library: Kernels, x: Tensor, weight: Tensor, layout: Layout, moves: Geometry) -> Tensor | None:
     shape = torch.Size((x.shape[0], layout.groups * weight.shape[1], *moves.size))
-    return _answer(library, "images_gradient", x, weight, weight.shape, shape, layout, moves)
+    return _answer(library, "_images_gradient", x, weight, weight.shape, shape, layout, moves)
 
 
 def _answer(
@@ -71,10 +71,10 @@ def _answer(
     result = torch.empty(shape, dtype=torch.float64)
     if kernels[1] == 1 < layout.groups and missing:
         numbers = [layout.groups, outputs, *_with_axes(of_axes, missing - 1)]
-        library.call(f"depthwise_{what}".rstrip("_"), left, right, result, torch.tensor(numbers), images, threads())
+        library.call(f"depthwise{what}", left, right, result, torch.tensor(numbers), images, threads())
         return result
     numbers = [images, layout.groups, kernels[1], outputs, *_with_axes(of_axes, missing)]
-    done = library.call(f"convolved_{what}".rstrip("_"), left, right, result, torch.tensor(numbers), threads())
+    done = library.call(f"convolved{what}", left, right, result, torch.tensor(numbers), threads())
     return result if done else None
 
 

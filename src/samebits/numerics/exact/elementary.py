@@ -44,7 +44,7 @@ def divisor(like: Tensor, value: float) -> Tensor:
     return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=like.device)
 
 
-def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Horner's rule; ``coefficients`` from the constant term upwards."""
     total = x.mul(coefficients[-1]).add_(coefficients[-2])
     for coefficient in reversed(coefficients[:-2]):
@@ -67,7 +67,7 @@ def exp(x: Tensor) -> Tensor:
     x = x.clamp(-150.0, 150.0)
     k = x.mul(_INV_LN2).round_()
     r = x.sub_(k.mul(_LN2_HI)).sub_(k.mul(_LN2_LO))
-    return _times_two_to(_polynomial(r, _EXP), k)
+    return _times_two_to(polynomial(r, _EXP), k)
 
 
 @of_numbers()
@@ -75,7 +75,7 @@ def expm1(x: Tensor) -> Tensor:
     """e**x - 1, within 1 ulp."""
     small = x.abs() < 0.35
     near = torch.where(small, x, 0.0)
-    return torch.where(small, _polynomial(near, _EXPM1).mul_(near), exp(x).sub_(1.0))
+    return torch.where(small, polynomial(near, _EXPM1).mul_(near), exp(x).sub_(1.0))
 
 
 @of_numbers()
@@ -88,7 +88,7 @@ def log(x: Tensor) -> Tensor:
     m = torch.where(large, m.mul(0.5), m)
     e = e.add_(large).to(torch.float64)
     s = m.sub(1.0).div_(m.add(1.0))
-    result = _polynomial(s.mul(s), _LOG).mul_(s).mul_(2.0).add_(e.mul_(LN2))
+    result = polynomial(s.mul(s), _LOG).mul_(s).mul_(2.0).add_(e.mul_(LN2))
     result = torch.where(x > 0, result, torch.where(x == 0, -math.inf, math.nan))
     return torch.where(x == math.inf, x, result)
 
@@ -136,7 +136,7 @@ def _circular(x: Tensor, quarter: int) -> Tensor:
     quadrant.add_(quarter)
     square = r.mul(r)
     odd = (quadrant & 1).bool()
-    size = torch.where(odd, _polynomial(square, _COS), _polynomial(square, _SIN).mul_(r))
+    size = torch.where(odd, polynomial(square, _COS), polynomial(square, _SIN).mul_(r))
     return torch.where((quadrant & 2).bool(), size.neg(), size)
 
 
@@ -228,9 +228,7 @@ def atan(x: Tensor) -> Tensor:
     index = y.mul(tables.ARCTAN_STEPS).round_()
     node = index.div(divisor(index, tables.ARCTAN_STEPS))
     r = y.sub(node).div_(y.mul(node).add_(1.0))
-    angle = (
-        _polynomial(r.mul(r), _ATAN).mul_(r).add_(tables.arctans(x.device).take(index.nan_to_num_().to(torch.int64)))
-    )
+    angle = polynomial(r.mul(r), _ATAN).mul_(r).add_(tables.arctans(x.device).take(index.nan_to_num_().to(torch.int64)))
     return torch.where(beyond, angle.neg().add_(_PI / 2), angle).copysign_(x)
 
 

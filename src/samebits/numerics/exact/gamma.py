@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.elementary import divisor
+from samebits.numerics.exact.elementary import polynomial
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 _FAR = 10
@@ -24,13 +22,8 @@ _SERIES = [number / (2 * k * (2 * k - 1)) for k, number in enumerate(_BERNOULLI,
 _SLOPES = [number / (2 * k) for k, number in enumerate(_BERNOULLI, start=1)]
 
 
-def _of_reciprocal_squares(far: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """A polynomial in ``far**-2``, from the constant term upwards, by Horner's rule."""
-    square = torch.ones_like(far).div_(far.mul(far))
-    total = torch.full_like(far, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total.mul_(square).add_(coefficient)
-    return total
+def _reciprocal_square(far: Tensor) -> Tensor:
+    return torch.ones_like(far).div_(far.mul(far))
 
 
 def _half_turn(x: Tensor) -> Tensor:
@@ -46,7 +39,7 @@ def lgamma(x: Tensor) -> Tensor:
     for k in range(_FAR):
         product = torch.where(near, product.mul(positive.add(k)), product)
     far = torch.where(near, positive.add(_FAR), positive)
-    series = _of_reciprocal_squares(far, _SERIES).div_(far)
+    series = polynomial(_reciprocal_square(far), _SERIES).div_(far)
     result = far.sub(0.5).mul_(elementary.log(far)).sub_(far).add_(0.5 * math.log(2 * math.pi)).add_(series)
     result.sub_(elementary.log(product))
     reflected = elementary.log(elementary.sin(_half_turn(x)).abs_()).neg_().add_(math.log(math.pi)).sub_(result)
@@ -63,8 +56,8 @@ def digamma(x: Tensor) -> Tensor:
     for k in range(_FAR):
         fractions.add_(torch.ones_like(x).div_(positive.add(k)))
     far = torch.where(near, positive.add(_FAR), positive)
-    result = elementary.log(far).sub_(divisor(far, 0.5).expand_as(far).div(far))
-    result.sub_(_of_reciprocal_squares(far, _SLOPES).div_(far.mul(far)))
+    result = elementary.log(far).sub_(torch.full_like(far, 0.5).div_(far))
+    result.sub_(polynomial(_reciprocal_square(far), _SLOPES).div_(far.mul(far)))
     result = torch.where(near, result.sub(fractions), result)
     turn = _half_turn(x)
     reflected = result.sub(elementary.cos(turn).div_(elementary.sin(turn)).mul_(math.pi))
