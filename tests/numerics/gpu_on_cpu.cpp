@@ -45,6 +45,10 @@ extern "C" void largest_bits_at(const weights *all) { largest_bits(*all); }
 extern "C" void snap_all_at(const weights *all) { snap_all(*all); }
 extern "C" void bernoulli_at(float *y, const draws *all) { bernoulli(y, *all); }
 extern "C" void folded_at(const double *rows, double *y, const moves *m) { folded(rows, y, *m); }
+extern "C" void max_pool_at(float *y, const float *x, i64 *places, const pooling *p) { max_pool(y, x, places, *p); }
+extern "C" void max_pool_backward_at(float *y, const float *grad, const i64 *places, const pooling *p) {
+    max_pool_backward(y, grad, places, *p);
+}
 extern "C" void adamw_at(const updates *all) { adamw(*all); }
 
 /* Numbers that are no float64 go to integer registers and float64 ones to others, each kind in its own order, so that

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from samebits.errors import HostError
+from samebits.host.variables import KERNELS
 from samebits.numerics.exact import convolution_kernels, grid, losses, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
@@ -23,9 +24,11 @@ from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_i
 from samebits.numerics.exact.grid import snap, snap_, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
+from samebits.numerics.exact.operations.pooling import max_pool, max_pool_backward
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.products import products_of_shards, rounded_matmul
+from samebits.numerics.exact.root_mean_square import normed
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.whole import on_grid
@@ -107,6 +110,7 @@ def test_rows_have_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, .
     for one in (weight, None):
         back = partial(rows.layer_norm_backward, grad, x, [width], mean, scale, one, bias)
         assert_same(kernels, lambda back=back: [g for g in back([True] * 3) if g is not None])  # type: ignore[misc]
+    assert_same(kernels, lambda: (normed(x, 1e-6), normed(x, 0.0, grad), normed(0 * x, 1e-6, grad)))
     flat = x.reshape(-1, width)
     targets = torch.arange(flat.shape[0]) % width
     assert_same(kernels, lambda: losses.cross_entropies(flat, targets))
@@ -129,6 +133,33 @@ def test_group_norm_has_the_bits_of_pythons_own(kernels: Library, shape: tuple[i
 
 def test_relu_has_one_zero_and_keeps_nan(kernels: Library) -> None:
     assert_same(kernels, lambda: (relu(SPECIAL), relu(floats(5000, 25, CPU))))
+
+
+@pytest.mark.parametrize("special", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize(("kernel", "size"), [((3,), (9,)), ((3, 2), (8, 7)), ((2, 3, 2), (4, 5, 6))], ids=str)
+def test_the_largest_of_windows(
+    kernels: Library, kernel: tuple[int, ...], size: tuple[int, ...], special: float
+) -> None:
+    """Among equal ones, with windows over the edge, and of gradients that are far apart in size or not finite."""
+    axes = len(kernel)
+    for stride, padding, dilation, ceil in itertools.product((1, 2, 4), (0, 1), (1, 2), (False, True)):
+        settings: Any = ([*kernel], [stride], [padding], [dilation], ceil)
+        for shape in ((2, 3, *size), (3, *size)):
+            x = usual(*shape, salt=26).mul(3).round()
+            x.view(-1)[:7] = special
+            y, places = max_pool(axes, x, *settings)
+            grad = floats(y.numel(), 27, CPU).view(y.shape)
+            grad = torch.where(grad.isfinite() | (special != 0), grad, 1.0)
+
+            run = partial(_largest_and_gradient, axes, x, grad, places, settings)
+            assert_same(kernels, run)
+
+
+def _largest_and_gradient(
+    axes: int, x: Tensor, grad: Tensor, places: Tensor, settings: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    value, where = max_pool(axes, x, *settings)
+    return value, where.to(torch.float64), max_pool_backward(axes, grad, x, *settings, places)
 
 
 @pytest.mark.parametrize("function", [rows.softmax, rows.log_softmax], ids=["softmax", "log_softmax"])
@@ -412,7 +443,7 @@ def test_kernels_can_be_switched_off() -> None:
     code = "from samebits.numerics.exact.compiled import check, library; print(check.start(), library.chosen() is None)"
     said = {
         value: subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, check.SWITCH: value},
+            [sys.executable, "-c", code], env={**os.environ, KERNELS: value},
             capture_output=True, text=True, check=True,
         ).stdout.strip()
         for value in ("python", "")

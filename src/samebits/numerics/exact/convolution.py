@@ -16,7 +16,7 @@ from samebits.numerics.exact import convolution_kernels
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.integer_products import multiply
-from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
+from samebits.numerics.exact.unfolding import MOST_AXES, Geometry, fold, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,19 +164,13 @@ def to_rows(x: Tensor, groups: int) -> Tensor:
 
 
 def _compiled_folded(library: Kernels, rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor | None:
-    missing = _AXES - len(geometry.size)
-    if library.is_host or missing < 0 or not library.takes(rows, dtype=torch.float64):
+    along = geometry.along(MOST_AXES)
+    if library.is_host or along is None or not library.takes(rows, dtype=torch.float64):
         return None
     out = rows.new_empty(x_shape)
-    g = geometry
-    of_axes = [*zip(g.size, g.positions, g.kernel, g.stride, g.padding, g.dilation, strict=True)]
-    moves = zip(*[(1, 1, 1, 1, 0, 1)] * missing, *of_axes, strict=True)  # the axes before have one element
-    numbers = rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *(n for one in moves for n in one)
+    numbers = rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *along
     library.call("folded", rows, out, (ctypes.c_int64 * len(numbers))(*numbers))
     return out
-
-
-_AXES = 3  # of an image, at most
 
 
 @compiled(_compiled_folded)

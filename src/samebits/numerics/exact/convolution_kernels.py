@@ -6,23 +6,19 @@ and kernels on grids, whose sums of products are exact in any order.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import torch
 
 from samebits.numerics.exact.compiled.library import threads
+from samebits.numerics.exact.unfolding import MOST_AXES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from samebits.numerics.exact.compiled.library import Kernels
     from samebits.numerics.exact.convolution import Layout
     from samebits.numerics.exact.unfolding import Geometry
-
-_AXES = 3  # of an image, at most
 
 
 def convolved(library: Kernels, x: Tensor, weight: Tensor, layout: Layout) -> Tensor | None:
@@ -63,24 +59,15 @@ def _answer(
     moves: Geometry,
 ) -> Tensor | None:  # fmt: skip
     """What a kernel makes, of this shape; ``kernels`` is that of the convolution's."""
-    missing = _AXES - len(moves.size)
-    if missing < 0 or not library.is_host or not library.takes(left, right, dtype=torch.float64) or 0 in shape:
+    along = moves.along(MOST_AXES)
+    if along is None or not library.is_host or not library.takes(left, right, dtype=torch.float64) or 0 in shape:
         return None
-    of_axes = [moves.size, moves.positions, moves.kernel, moves.stride, moves.padding, moves.dilation]
     outputs, images = kernels[0] // layout.groups, left.shape[0]
     result = torch.empty(shape, dtype=torch.float64)
-    if kernels[1] == 1 < layout.groups and missing:
-        numbers = [layout.groups, outputs, *_with_axes(of_axes, missing - 1)]
+    if kernels[1] == 1 < layout.groups and (along_two := moves.along(2)):
+        numbers = [layout.groups, outputs, *along_two]
         library.call(f"depthwise{what}", left, right, result, torch.tensor(numbers), images, threads())
         return result
-    numbers = [images, layout.groups, kernels[1], outputs, *_with_axes(of_axes, missing)]
+    numbers = [images, layout.groups, kernels[1], outputs, *along]
     done = library.call(f"convolved{what}", left, right, result, torch.tensor(numbers), threads())
     return result if done else None
-
-
-def _with_axes(of_axes: Sequence[Sequence[int]], missing: int) -> list[int]:
-    """Sizes, positions and so on with more axes before their own: of one element, and without padding."""
-    before = (1, 1, 1, 1, 0, 1)
-    return [
-        *itertools.chain(*((one,) * missing + tuple(numbers) for one, numbers in zip(before, of_axes, strict=True)))
-    ]

@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from samebits.numerics.exact import alignments, of_shards
+from samebits.numerics.exact import alignments, of_shards, root_mean_square
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
@@ -52,7 +52,7 @@ class OneForm(_Functions):
         self._forms = {
             **FORMS,
             **Recurrence(engine, together=together).forms(),
-            **(of_shards.FORMS | alignments.OF_SHARDS if together else {}),
+            **(of_shards.FORMS | alignments.OF_SHARDS | root_mean_square.OF_SHARDS if together else {}),
         }
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
@@ -86,16 +86,6 @@ class GradientsUnread(_Functions):
             why = "a parameter's gradient (.grad) is asked for or set before the pass has ended"
             self._refuse(why, "compute with the gradient that backward is given")
         return func(*args, **(kwargs or {}))
-
-
-def _rms_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
-    """``F.rms_norm``. On a GPU, PyTorch's is a kernel with a gradient of its own."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    mean = x.pow(2).mean(dims, keepdim=True)
-    scaled = x.mul(mean.add(torch.finfo(x.dtype).eps if eps is None else eps).rsqrt())
-    return scaled if weight is None else scaled.mul(weight)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -212,6 +202,7 @@ def _multinomial(
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **alignments.FORMS,
+    **root_mean_square.FORMS,
     F.binary_cross_entropy: _reduced_apart(_binary_cross_entropies),
     F.binary_cross_entropy_with_logits: _reduced_apart(_binary_cross_entropies_with_logits),
     F.bilinear: _bilinear,
@@ -221,8 +212,6 @@ FORMS: dict[Any, Callable[..., Any]] = {
     torch.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
-    F.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
     F.grid_sample: _grid_sample,
     torch.multinomial: _multinomial,
     Tensor.multinomial: _multinomial,

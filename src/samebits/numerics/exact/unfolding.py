@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+MOST_AXES = 3  # of an image that kernels take
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -55,6 +57,24 @@ class Geometry:
             return room // stride + 1
         count = -(-room // stride) + 1
         return count - 1 if (count - 1) * stride >= size + padding else count
+
+    def along(self, axes: int) -> list[int] | None:
+        """Sizes, positions, kernel, strides, padding and dilation along so many axes; None if it has more.
+
+        Axes that it lacks come first, with one element and without padding.
+        """
+        lacking = axes - len(self.size)
+        if lacking < 0:
+            return None
+        named = (
+            (self.size, 1),
+            (self.positions, 1),
+            (self.kernel, 1),
+            (self.stride, 1),
+            (self.padding, 0),
+            (self.dilation, 1),
+        )
+        return [number for numbers, one in named for number in (*(one,) * lacking, *numbers)]
 
     @property
     def overhang(self) -> tuple[int, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from samebits.errors import HostError
-from samebits.numerics.exact import cells, convolution, integer_products, losses, optimizers
+from samebits.host.variables import KERNELS, chosen
+from samebits.numerics.exact import cells, convolution, integer_products, losses, optimizers, root_mean_square
 from samebits.numerics.exact.compiled import HINT, build
 from samebits.numerics.exact.compiled.gpu import GpuLibrary
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
@@ -19,6 +19,7 @@ from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.operations import pooling
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.products import products_of_shards, rounded_matmul
 from samebits.numerics.exact.self_test.check import agrees
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from samebits.numerics.exact.compiled.library import Kernels
 
-SWITCH = "SAMEBITS_KERNELS"
 CPU = torch.device("cpu")
 _COUNT, _WIDTH = 1050, 35
 
@@ -60,6 +60,7 @@ def _of_rows(device: torch.device) -> Iterable[Tensor]:
     _, mean, scale = rows.group_norm(images, None, None, *sizes, 3, 1e-5)
     back = rows.group_norm_backward(images, images.neg(), mean, scale, factor, *sizes, 3, wanted)
     yield from (*(one for one in back if one is not None), relu(images))
+    yield from (root_mean_square.normed(x, 1e-6), root_mean_square.normed(x, 1e-6, grad))
     yield from losses.cross_entropies(x, torch.arange(30, device=device) % _WIDTH)
 
 
@@ -110,6 +111,18 @@ def _of_windows(device: torch.device) -> Iterable[Tensor]:
         yield convolution.folded(rows, (batch, groups * channels, *size), geometry)
 
 
+def _of_maxima(device: torch.device) -> Iterable[Tensor]:
+    for size, settings in (
+        ((9,), ([3], [2], [1], [1], False)),
+        ((6, 7), ([3, 2], [2, 1], [1, 0], [1, 1], True)),
+        ((4, 3, 5), ([2] * 3, [1] * 3, [1] * 3, [1] * 3, False)),
+    ):
+        axes, x = len(size), _usual(device, 3, 2, *size, salt=21).mul(4).round_()  # among them equal ones
+        y, places = pooling.max_pool(axes, x, *settings)
+        grad = _usual(device, *y.shape, salt=22)
+        yield from (y, places, pooling.max_pool_backward(axes, grad, x, *settings, places))
+
+
 def _of_products(device: torch.device) -> Iterable[Tensor]:
     return (integer_products.by_digits(a, b) for a, b in integer_products.tried(device))
 
@@ -153,6 +166,7 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "grids and sums": _of_grids,
     "convolutions": _of_convolutions,
     "sums over windows": _of_windows,
+    "maxima of windows": _of_maxima,
     "products by digits": _of_products,
     "draws": _of_draws,
     "optimizers": _of_optimizers,
@@ -182,7 +196,7 @@ def _digest(run: Callable[[torch.device], Iterable[Tensor]], library: Kernels | 
 
 def start(device: torch.device = CPU) -> HostError | None:
     """Use the compiled kernels from now on if this device can have them and they are right; why not, else None."""
-    found = _OFF if os.environ.get(SWITCH) == "python" else _found(device)
+    found = _OFF if chosen(KERNELS) == "python" else _found(device)
     if isinstance(found, HostError):
         unused(device.type)
         return found
@@ -190,7 +204,7 @@ def start(device: torch.device = CPU) -> HostError | None:
     return None
 
 
-_OFF = HostError(f"{SWITCH} is set to python", hint="unset it; compiled kernels give the same bits faster")
+_OFF = HostError(f"{KERNELS} is set to python", hint="unset it; compiled kernels give the same bits faster")
 
 
 def _loaded(device: torch.device) -> Kernels:

@@ -15,6 +15,7 @@
 #include "kernels/sums.h"
 #include "kernels/grids.h"
 #include "kernels/rows.h"
+#include "kernels/pooling.h"
 #include "kernels/cells.h"
 #include "kernels/optimizers.h"
 

@@ -74,8 +74,10 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "digits": lambda x, digits, signs, tops, rows, *_: Launch(rows),  # noqa: ARG005
     "joined": lambda products, signs, tops, others, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
+    **dict.fromkeys(("max_pool", "max_pool_backward"), lambda y, *_: Launch(-(-y.numel() // BLOCK))),
     **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), _of_rows(3)),
     "cross_entropy": _of_rows(4),
+    **dict.fromkeys(("rms_norm", "rms_norm_backward"), _of_rows(3)),
     "layer_norm": _of_rows(6),
     "layer_norm_backward": _of_rows(6),
     **dict.fromkeys(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
 from samebits.numerics.exact.operations.registry import EXACT, check_float32, wide
 from samebits.numerics.exact.sums import fixed_order_sum
-from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
+from samebits.numerics.exact.unfolding import MOST_AXES, Geometry, fold, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 
@@ -26,19 +30,37 @@ def _batched(x: Tensor, axes: int) -> Tensor:
     return x if x.dim() == axes + 2 else x.unsqueeze(0)
 
 
-def max_pool(
-    axes: int,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] = (),  # type: ignore[assignment]
-    padding: list[int] = (0,),  # type: ignore[assignment]
-    dilation: list[int] = (1,),  # type: ignore[assignment]
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The largest number of each window over so many ``axes``, and the index in the image of the first equal to it."""
-    check_float32(x)
+Settings = tuple[list[int], list[int], list[int], list[int], bool]
+"""Kernel, strides, padding, dilation and ``ceil_mode`` of a maximum; no strides are the kernel's sizes."""
+
+
+def _geometry(axes: int, x: Tensor, settings: Settings) -> Geometry:
+    kernel, stride, padding, dilation, ceil = settings
     moves = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
-    geometry = Geometry.of(x.shape[-axes:], ceil=ceil_mode, **moves)
+    return Geometry.of(x.shape[-axes:], ceil=ceil, **moves)
+
+
+def _moves(library: Kernels, x: Tensor, geometry: Geometry) -> list[Any]:
+    """Last arguments of kernels; none if they take no such windows, of which one may hold nothing of the image."""
+    along = geometry.along(MOST_AXES)
+    if along is None or max(geometry.dilation) > 1:
+        return []
+    numbers = x.numel() // math.prod(geometry.size), *along
+    return [(ctypes.c_int64 * len(numbers))(*numbers), *([threads()] if library.is_host else [])]
+
+
+def _largest(library: Kernels, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor] | None:
+    if not library.takes(x) or not (moves := _moves(library, x, geometry)):
+        return None
+    out = x.new_empty((*x.shape[: x.dim() - len(geometry.size)], *geometry.positions))
+    places = torch.empty_like(out, dtype=torch.int64)
+    library.call("max_pool", out, x, places, *moves)
+    return out, places
+
+
+@compiled(_largest)
+def _largest_of_windows(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    axes = len(geometry.size)
     windows = windows_of(_batched(x, axes), geometry, -math.inf).flatten(-axes)
     value = windows.amax(-1, keepdim=True)
     inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-axes) > 0
@@ -54,12 +76,44 @@ def max_pool(
     return value.squeeze(-1).add_(0.0).view(shape), index.view(shape)
 
 
+def max_pool(
+    axes: int,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] = (),  # type: ignore[assignment]
+    padding: list[int] = (0,),  # type: ignore[assignment]
+    dilation: list[int] = (1,),  # type: ignore[assignment]
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The largest number of each window over so many ``axes``, and the index in the image of the first equal to it."""
+    check_float32(x)
+    return _largest_of_windows(x.contiguous(), _geometry(axes, x, (kernel, stride, padding, dilation, ceil_mode)))
+
+
+def _from_largest(library: Kernels, grad: Tensor, x: Tensor, indices: Tensor, geometry: Geometry) -> Tensor | None:
+    if not library.takes(grad) or not (moves := _moves(library, x, geometry)):
+        return None
+    out = grad.new_empty(x.shape)
+    library.call("max_pool_backward", out, grad, indices.contiguous(), *moves)
+    return out
+
+
+@compiled(_from_largest)
+def _gradient_of_largest(grad: Tensor, x: Tensor, indices: Tensor, geometry: Geometry) -> Tensor:
+    return adaptive_max_pool_backward(len(geometry.size), grad, x, indices)
+
+
 def max_pool_backward(axes: int, grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
-    """The gradient of ``max_pool`` and ``adaptive_max_pool``: sums over the windows whose largest an element was.
+    """The gradient of ``max_pool``: sums over the windows whose largest an element was.
 
     The indices are the last of ``settings``.
     """
-    indices: Tensor = settings[-1]
+    *moves, indices = settings
+    return _gradient_of_largest(grad.contiguous(), x, indices, _geometry(axes, x, tuple(moves)))
+
+
+def adaptive_max_pool_backward(axes: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """The gradient of ``adaptive_max_pool``."""
     start = torch.zeros_like(x.flatten(-axes))
     return scatter_add(start, -1, indices.flatten(-axes), grad.flatten(-axes)).view(x.shape)
 
@@ -168,7 +222,7 @@ for _axes in (2, 3):
         f"max_pool{_axes}d_with_indices": max_pool,
         f"max_pool{_axes}d_with_indices_backward": max_pool_backward,
         f"adaptive_max_pool{_axes}d": adaptive_max_pool,
-        f"adaptive_max_pool{_axes}d_backward": max_pool_backward,
+        f"adaptive_max_pool{_axes}d_backward": adaptive_max_pool_backward,
         f"avg_pool{_axes}d": avg_pool,
         f"avg_pool{_axes}d_backward": avg_pool_backward,
         f"_adaptive_avg_pool{_axes}d": adaptive_avg_pool,

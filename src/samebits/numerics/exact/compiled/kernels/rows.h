@@ -150,6 +150,25 @@ ROW(layer_norm_backward) { /* a is the gradient, b the input */
 }
 ROWS(layer_norm_backward)
 
+ROW(rms_norm) {
+    (void)row; (void)b;
+    double count = (double)width;
+    EACH(i, width) { v[i] = a[i]; w[i] = v[i] * v[i]; }
+    double scale = of_rsqrt(halved(w, width) / count + r->eps);
+    EACH(i, width) y[i] = (float)(v[i] * scale);
+}
+ROWS(rms_norm)
+ROW(rms_norm_backward) { /* a is the gradient, b the input */
+    (void)row;
+    double count = (double)width;
+    EACH(i, width) { v[i] = b[i]; w[i] = v[i] * v[i]; }
+    double scale = of_rsqrt(halved(w, width) / count + r->eps);
+    EACH(i, width) { v[i] = v[i] * scale; w[i] = (double)a[i] * v[i]; }
+    double along = halved(w, width) / count;
+    EACH(i, width) y[i] = (float)(((double)a[i] - v[i] * along) * scale);
+}
+ROWS(rms_norm_backward)
+
 #define ROW_API(name) \
     API void name(const float *a, const float *b, float *y, i64 rows, i64 width, unsigned threads) { \
         struct rows r = {0}; \
@@ -176,6 +195,18 @@ API void layer_norm(const float *x, const float *weight, const float *bias, floa
     r.a = x, r.weight = weight, r.bias = bias, r.y = y, r.of_mean = mean, r.of_scale = scale, r.width = width;
     r.groups = groups, r.positions = positions, r.eps = eps;
     RUN(layer_norm_rows, r, rows, rows * width);
+}
+API void rms_norm(const float *x, const float *grad, float *y, i64 rows, i64 width, double eps, unsigned threads) {
+    struct rows r = {0};
+    r.a = x, r.y = y, r.width = width, r.eps = eps;
+    (void)grad;
+    RUN(rms_norm_rows, r, rows, rows * width);
+}
+API void rms_norm_backward(const float *x, const float *grad, float *y, i64 rows, i64 width, double eps,
+                           unsigned threads) {
+    struct rows r = {0};
+    r.a = grad, r.b = x, r.y = y, r.width = width, r.eps = eps;
+    RUN(rms_norm_backward_rows, r, rows, rows * width);
 }
 API void layer_norm_backward(const float *grad, const float *x, const float *weight, const float *mean,
                              const float *scale, float *y, i64 rows, i64 width, i64 groups, i64 positions, unsigned threads) {
