@@ -73,9 +73,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
             1,
         )
         for task, batch, names in (
-            ("images", 16, ("ManyModules",)),
+            ("images", 16, ("ManyModules", "ResNet50")),
             ("images", 64, ("ResNet", "ConvNeXt", "ViT")),
-            ("tokens", 256, ("NanoGPT", "Llama", "Bert", "LSTM")),
+            ("tokens", 256, ("NanoGPT", "GPT2", "Llama", "Bert", "LSTM")),
         )
         for name in names
     },

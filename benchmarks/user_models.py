@@ -5,7 +5,7 @@ Each is written in the usual way of its family, without a thought of the kit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,48 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images to one output per class."""
         out: Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions with a residual connection, of which the middle one has a quarter of the channels."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        sizes = [(channels, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, k, s, k // 2, bias=False) for a, b, k, s in sizes)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(size[1]) for size in sizes)
+        self.shortcut: nn.Module = nn.Identity()
+        if channels != 4 * width:
+            one = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(one, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Channels to four times the width."""
+        y = x
+        for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            y = norm(convolution(y))
+            y = F.relu(y) if number < 2 else y
+        return F.relu(self.shortcut(x) + y)
+
+
+class ResNet50(nn.Module):
+    """The ResNet-50 with BatchNorm (He et al. 2015), whose first convolution is that for small images."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        blocks, channels = [], 64
+        for number, depth in enumerate((3, 4, 6, 3)):
+            for index in range(depth):
+                blocks.append(Bottleneck(channels, 64 << number, 2 if number and not index else 1))
+                channels = 256 << number
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to one output per class."""
+        out: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
         return out
 
 
@@ -170,6 +212,24 @@ class NanoGPT(nn.Module):
         """Tokens to the logits of the next ones."""
         y = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         out: Tensor = self.head(self.norm(self.blocks(y)))
+        return out
+
+
+class GPT2(nn.Module):
+    """The GPT-2 of the package transformers, small and without dropout."""
+
+    def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        super().__init__()
+        sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+        sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        sizes |= {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        self.inner = GPT2LMHeadModel(GPT2Config(**sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to the logits of the next ones."""
+        out: Tensor = self.inner(x).logits
         return out
 
 
