@@ -1109,7 +1109,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
             {"before": "raise KeyError('k')"},
             2,
             "single",
-            "net.py:12: the model raised KeyError",
+            "net.py:12: the model or its loss raised KeyError",
             "samebits stage train",
         ),
     ],

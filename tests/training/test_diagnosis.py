@@ -244,7 +244,9 @@ def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/samebits", "stage", "train", *arguments])
     found = diagnosis.explain(caught.value, placement=DDP, model=None)
     assert type(found) is UserError
-    assert str(found).startswith("net.py:2: the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert str(found).startswith(
+        "net.py:2: the model or its loss raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    )
     again = "--strategy ddp --numerics exact --params 'my params.yaml' --debug` shows the traceback"
     assert f"`samebits stage train {again}" in str(found)
     for argv, hint in (

@@ -161,7 +161,9 @@ def test_what_a_model_raises_in_its_evaluation_alone_is_named(stage, data_dir):
     stage.train(data, "single")
     done = stage("evaluate", "runs/single-fast", "--data-dir", str(data))
     assert (done.returncode, (stage.folder / "reports").exists()) == (2, False)
-    assert done.stderr.startswith("error: mine.py:4: the model raised RuntimeError: mat1 and mat2 shapes cannot be mul")
+    assert done.stderr.startswith(
+        "error: mine.py:4: the model or its loss raised RuntimeError: mat1 and mat2 shapes cannot be mul"
+    )
 
 
 REACHED = [

@@ -301,7 +301,7 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     command = this_stage("--debug") or stage_command("train", "--strategy", placement.strategy, "--debug")
     hint = f"`{command}` shows the traceback"
     if place := place_of(error):
-        return UserError(f"{place}: the model raised {type(error).__name__}: {line}", hint=hint)
+        return UserError(f"{place}: the model or its loss raised {type(error).__name__}: {line}", hint=hint)
     return WorkerError(f"{type(error).__name__}: {line}", hint=hint)
 
 

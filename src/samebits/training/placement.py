@@ -79,6 +79,7 @@ def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, t
     if train.optimizer.name != "sgd" and train.optimizer.momentum not in (0.0, usual):
         has_none = train.optimizer.name == "adamw"
         reasons["train.optimizer.momentum"] = "adamw_has_no_momentum" if has_none else "momentum_of_sgd_alone"
-    if train.num_devices != "auto" and train.num_devices > placement.num_devices:
+    alone = {*train.strategies} == {placement.strategy}  # else the number is that of the others
+    if alone and train.num_devices != "auto" and train.num_devices > placement.num_devices:
         reasons["train.num_devices"] = "single_has_one_device"
     return reasons

@@ -23,6 +23,7 @@ from samebits.errors import CollectiveError, HostError, Interrupted, SamebitsErr
 from samebits.files import scratch_folder
 from samebits.host import cuda_has_started
 from samebits.host.devices import VISIBLE
+from samebits.host.variables import KERNELS
 from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
 from samebits.training.collectives import INIT_METHOD
@@ -314,6 +315,6 @@ _SIGNAL_HINTS = {
     "SIGKILL": "the kernel may have been out of memory: see dmesg",
     "SIGABRT": "NCCL ends a rank like this that waited longer than train.timeout_s for another; see NCCL_DEBUG=INFO",
     "SIGBUS": f"shared memory may be full: {_MORE_SHARED_MEMORY}",
-    "SIGSEGV": f"native code crashed; on GPUs NCCL may lack shared memory: {_MORE_SHARED_MEMORY}, or set "
-    "NCCL_CUMEM_HOST_ENABLE=0",
+    "SIGSEGV": f"native code crashed: in exact {KERNELS}=python does without the kit's; on GPUs NCCL may lack shared "
+    f"memory: {_MORE_SHARED_MEMORY}, or set NCCL_CUMEM_HOST_ENABLE=0",
 }
