@@ -7,7 +7,8 @@ import pytest
 
 from conftest import needs_root
 from samebits.doctor import containers
-from samebits.engines.stage import INSIDE, RUNTIME, Place
+from samebits.engines.stage import INSIDE, Place
+from samebits.host.variables import RUNTIME
 
 SEEN = "GPU 0: NVIDIA L4 (UUID: GPU-0)\nGPU 1: NVIDIA L4 (UUID: GPU-1)\n"
 FAILED, GPUS, MLFLOW = ("inside", "failed"), ("inside", "ok", "2 GPUs"), ("inside: mlflow", "ok", "answers")

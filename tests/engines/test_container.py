@@ -24,6 +24,7 @@ from samebits.errors import HostError, UserError
 from samebits.here import CLI, TOLD
 from samebits.host import visible_uuids
 from samebits.host.cluster_environment import find_nodes
+from samebits.host.variables import IMAGE, RUNTIME
 from samebits.records.provenance import RECORDED
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
@@ -170,7 +171,7 @@ def test_a_name_follows_what_decides_on_the_packages(tmp_path):
     before = image.image_name("cpu", tmp_path)
     (tmp_path / "requirements.cpu.lock").write_text("other")
     assert image.image_name("cpu", tmp_path) != before
-    assert image.wanted_image("cpu", tmp_path, {image.IMAGE: "mine:1"}) == "mine:1"
+    assert image.wanted_image("cpu", tmp_path, {IMAGE: "mine:1"}) == "mine:1"
     with pytest.raises(HostError, match=r"no requirements\.gpu\.lock here, which an image is made from"):
         image.image_name("gpu", tmp_path)
 
@@ -232,8 +233,8 @@ def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, giv
         ("pipeline/train.py", {"DVC_STAGE": "train@single-fast"}, False),
         ("pipeline/train.py", {}, True),
         ("pipeline/train.py", {TOLD: "1"}, False),  # as of `verify`, behind its data
-        ("pipeline/host.py", {stage.RUNTIME: "host"}, False),  # which was asked for
-        ("pipeline/train.py", {stage.RUNTIME: "container", stage.INSIDE: "1"}, False),  # it is there already
+        ("pipeline/host.py", {RUNTIME: "host"}, False),  # which was asked for
+        ("pipeline/train.py", {RUNTIME: "container", stage.INSIDE: "1"}, False),  # it is there already
     ],
 )
 def test_without_an_engine_a_stage_runs_where_it_is_and_one_line_says_why(script, environ, explained, capsys):
@@ -252,7 +253,7 @@ def test_where_nothing_of_docker_is_a_stage_says_nothing_of_it(program, tmp_path
     stage.enter(["pipeline/host.py"], environ)
     assert capsys.readouterr().err == ""
     with pytest.raises(HostError, match="no Docker engine"):
-        stage.enter(["pipeline/host.py"], {stage.RUNTIME: "container", **environ})
+        stage.enter(["pipeline/host.py"], {RUNTIME: "container", **environ})
     program("docker", "")
     stage.enter(["pipeline/host.py"], environ)
     assert capsys.readouterr().err.startswith("on the host, not in the image: no Docker engine")
@@ -268,7 +269,7 @@ def test_where_nothing_of_docker_is_a_stage_says_nothing_of_it(program, tmp_path
 )
 def test_a_container_that_is_asked_for_must_be_had(runtime, address, error, message):
     with pytest.raises(error, match=message):
-        stage.enter(["pipeline/train.py"], {stage.RUNTIME: runtime, **address})
+        stage.enter(["pipeline/train.py"], {RUNTIME: runtime, **address})
 
 
 @pytest.mark.parametrize(("allowed", "hint"), [(True, "start Docker"), (False, "the group docker")])

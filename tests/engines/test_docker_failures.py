@@ -23,8 +23,8 @@ from samebits.engines.container import _Relay, output, run_at_terminal
 from samebits.engines.docker import connect, find_image, gpu_request, traits
 from samebits.engines.docker_run import ContainerCommand
 from samebits.engines.image import build_image, load_image, save_image
-from samebits.engines.stage import RUNTIME
 from samebits.errors import HostError, UserError
+from samebits.host.variables import RUNTIME
 
 HANGS_UP = None
 ANSWERS = {

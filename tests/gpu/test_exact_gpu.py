@@ -12,6 +12,7 @@ import exact_probe
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.hashes import sha256
 from samebits.host import count_gpus
+from samebits.host.variables import KERNELS, PRODUCTS
 from samebits.numerics.exact import activations, elementary, integer_products
 from samebits.numerics.exact.compiled import check as check_kernels
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, mapped, using
@@ -38,7 +39,7 @@ GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("kernels", ["compiled", "python"])
 def test_the_golden_hashes_of_the_cpu(model, optimizer, whole, kernels, monkeypatch):
-    monkeypatch.setenv(check_kernels.SWITCH, kernels)
+    monkeypatch.setenv(KERNELS, kernels)
     weights, _ = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")
     assert weights == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
 
@@ -50,8 +51,8 @@ def test_products_of_integers_give_the_golden_hashes_of_the_cpu(model, kernels, 
     if torch.cuda.get_device_capability() < (7, 5):
         pytest.skip("this GPU has no products of 8-bit integers")
     device = torch.device("cuda", torch.cuda.current_device())
-    monkeypatch.setenv(check_kernels.SWITCH, kernels)
-    monkeypatch.setenv(integer_products.SWITCH, "int8")
+    monkeypatch.setenv(KERNELS, kernels)
+    monkeypatch.setenv(PRODUCTS, "int8")
     for least in ("LEAST", "LEAST_SIDE"):
         monkeypatch.setattr(integer_products, least, 1)
     integer_products.start([device])

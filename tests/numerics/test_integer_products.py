@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import exact_probe
 from conftest import ROOT
+from samebits.host.variables import PRODUCTS
 from samebits.numerics.exact import integer_products
 from samebits.numerics.exact.grid import bits_of_products, snap, snap_rows
 from samebits.numerics.exact.self_test.numbers import digest, floats
@@ -100,9 +101,9 @@ def test_trainings_have_the_bits_of_those_in_float64(model, whole, fed, monkeypa
 
 def used(monkeypatch, setting=None, device=CPU):
     if setting is None:
-        monkeypatch.delenv(integer_products.SWITCH, raising=False)
+        monkeypatch.delenv(PRODUCTS, raising=False)
     else:
-        monkeypatch.setenv(integer_products.SWITCH, setting)
+        monkeypatch.setenv(PRODUCTS, setting)
     integer_products.start([device])
     return integer_products.are_used(device)
 

@@ -12,8 +12,9 @@ from operations_on_cuda import as_in_training
 from operations_probe import NO_MODE, attempt, samples_of, tensors
 from refused_on_cuda import name_of
 from samebits.errors import UserError
+from samebits.host.variables import KERNELS
 from samebits.numerics.exact import convolution, engine, losses, numerics, parameters, whole
-from samebits.numerics.exact.compiled import check, library
+from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.operations import registry
 from samebits.numerics.initialization import portable_initialization
@@ -139,7 +140,7 @@ def test_names_in_the_lists_are_operations():
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     """Operations as on a GPU: without what is compiled for CPUs, and convolutions by their windows."""
-    monkeypatch.setenv(check.SWITCH, "python")
+    monkeypatch.setenv(KERNELS, "python")
     monkeypatch.setattr(convolution, "_is_native", lambda _: False)
     with library.using(None):
         yield

@@ -16,8 +16,9 @@ from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
 from samebits.engines.container import output
 from samebits.engines.docker import connect, find_image, gpu_request, info_of, toolkit_version
 from samebits.engines.image import facts_of, wanted_image
-from samebits.engines.stage import INSIDE, RUNTIME, Place, command_for
+from samebits.engines.stage import INSIDE, Place, command_for
 from samebits.errors import HostError, counted, first_line
+from samebits.host.variables import RUNTIME
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:

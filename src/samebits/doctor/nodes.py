@@ -12,7 +12,7 @@ from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
 from samebits.files import Part, scratch_folder
 from samebits.host.addresses import is_loopback
-from samebits.host.cluster_environment import SECRET
+from samebits.host.variables import SECRET
 from samebits.params import load_params
 from samebits.workers.connectivity import OPEN_PORTS
 from samebits.workers.consistency import NodeFacts, disagreements, node_facts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import SamebitsError
 from samebits.host.addresses import is_loopback
+from samebits.host.variables import IMAGE
 from samebits.tracking.store import address_parts, connect, file_of, hint_to_write
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _answers(shown: str, parts: SplitResult, environ: Mapping[str, str] = os.env
     from requests.utils import get_netrc_auth
 
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN")
-    of_compose = parts.hostname == "mlflow" and "SAMEBITS_IMAGE" in environ
+    of_compose = parts.hostname == "mlflow" and IMAGE in environ
     login = parts.username or any(map(environ.get, names)) or get_netrc_auth(parts.geturl())
     if login or of_compose or is_loopback(parts.hostname or ""):
         return ok(f"{shown} answers")

@@ -17,6 +17,7 @@ from samebits.errors import HostError, UserError
 from samebits.here import is_kit, repository_of_experiment
 from samebits.host import allowed_gpus, boot_id, visible_uuids
 from samebits.host.devices import VISIBLE
+from samebits.host.variables import IMAGE, MOUNTS, RUNTIME, SHM_SIZE, VARIABLES
 from samebits.tracking.store import address_parts, file_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 GPUS = "SAMEBITS_HOST_GPUS"
 """Variable with a container's number of GPUs before CUDA_VISIBLE_DEVICES; another number inside is an error."""
-
-MOUNTS = "SAMEBITS_MOUNTS"
-"""Variable, or else a line of ``.env``, with further files and folders to mount, separated by colons."""
 
 _SYSTEM_FOLDERS = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
 _IMAGE_FOLDERS = [
@@ -52,7 +50,7 @@ _PASSED_NAMES = {
     *TRUST, *_AGENT, "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
-_NOT_INSIDE = {"SAMEBITS_RUNTIME", "SAMEBITS_CONTAINER", MOUNTS}
+_NOT_INSIDE = {RUNTIME, "SAMEBITS_CONTAINER", MOUNTS}
 
 _INFINIBAND = Path("/dev/infiniband")
 
@@ -139,7 +137,7 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
         **{name: value for name, value in command.environ.items() if _is_passed(name, value, command.mounts)},
         **facts_of(image).environ(),
         **({"SAMEBITS_CONTAINER_TOOLKIT": toolkit} if toolkit else {}),
-        "SAMEBITS_IMAGE": next(iter(image.tags), str(image.id)),
+        IMAGE: next(iter(image.tags), str(image.id)),
         GPUS: str(command.gpus),
         **_visible_inside(command),
         **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # if NVIDIA's runtime is the default
@@ -169,11 +167,11 @@ def _shared_memory(environ: Mapping[str, str]) -> int:
     from docker.errors import DockerException
     from docker.utils import parse_bytes
 
-    size = environ.get("SAMEBITS_SHM_SIZE") or "8g"
+    size = environ.get(SHM_SIZE) or VARIABLES[SHM_SIZE].default
     try:
         return int(parse_bytes(size))
     except DockerException:
-        raise UserError(f"SAMEBITS_SHM_SIZE: got {size!r}, accepts bytes, or k, m or g of them", hint="16g") from None
+        raise UserError(f"{SHM_SIZE}: got {size!r}, accepts {VARIABLES[SHM_SIZE].accepts}", hint="16g") from None
 
 
 def _is_loopback_server(tracking_uri: str) -> bool:

@@ -16,6 +16,7 @@ from samebits.errors import HostError, UserError, first_line, reason
 from samebits.files import Part, atomic, read_json, regular, write_json
 from samebits.hashes import sha256
 from samebits.here import of_kit
+from samebits.host.variables import IMAGE
 from samebits.records.provenance import git_state
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from docker.models.images import Image
 
 Variant = Literal["cpu", "gpu"]
-
-IMAGE = "SAMEBITS_IMAGE"
-"""Variable with an image to use in place of that for the locks, by any name that the engine knows."""
 
 BASE_LABEL = "org.opencontainers.image.base.name"
 REVISION_LABEL = "org.opencontainers.image.revision"

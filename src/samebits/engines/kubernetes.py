@@ -19,7 +19,8 @@ from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
 from samebits.here import call_of, is_kit
 from samebits.host.addresses import is_loopback
-from samebits.host.cluster_environment import DEFAULT_PORT, SECRET
+from samebits.host.cluster_environment import DEFAULT_PORT
+from samebits.host.variables import IMAGE, SECRET, START_SECONDS
 from samebits.tracking.store import address_parts
 
 if TYPE_CHECKING:
@@ -251,10 +252,10 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
     ours = {
         **({"PYTHONPATH": f"{REPOSITORY}/src"} if is_kit() else {}),
         "SAMEBITS_CONTAINER": "1",
-        "SAMEBITS_IMAGE": settings.image,
-        "SAMEBITS_IMAGE_DIGEST": settings.image,
+        IMAGE: settings.image,
+        f"{IMAGE}_DIGEST": settings.image,
         "SAMEBITS_HOST_GPUS": str(settings.gpus_per_node or 0),
-        "SAMEBITS_START_SECONDS": str(settings.start_seconds),
+        START_SECONDS: str(settings.start_seconds),
         # If NVIDIA's runtime is the default, a pod that requests no GPU would see all of them.
         **({} if settings.gpus_per_node else {"NVIDIA_VISIBLE_DEVICES": "void"}),
     }

@@ -9,11 +9,12 @@ import shlex
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from samebits.errors import UserError
 from samebits.here import call_of, is_kit, stage_command
 from samebits.host.cluster_environment import find_nodes
+from samebits.host.variables import LAUNCHER, NODES, chosen
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
 
-LAUNCHER = "SAMEBITS_LAUNCHER"
 _DRY_RUN_HINT = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
 
 
@@ -60,12 +60,9 @@ class TrainingCall:
 
 def launcher(environ: Mapping[str, str]) -> Launcher:
     """The value of SAMEBITS_LAUNCHER, local if unset. Raises UserError: it is another value."""
-    value = environ.get(LAUNCHER) or "local"
-    if value == "kubernetes":
+    if environ.get(LAUNCHER) == "kubernetes":
         raise UserError(f"{LAUNCHER}: got 'kubernetes', for which no stage waits", hint=_DRY_RUN_HINT)
-    if value not in get_args(Launcher):
-        raise UserError(f"{LAUNCHER}: got {value!r}, accepts local or slurm", hint=f"unset {LAUNCHER}")
-    return cast("Launcher", value)
+    return cast("Launcher", chosen(LAUNCHER, environ) or "local")
 
 
 def goes_elsewhere(strategy: str | None, environ: Mapping[str, str]) -> bool:
@@ -112,7 +109,7 @@ def launch(
     """
     _check(engine, training, kind)
     if nodes:
-        environ = {**environ, "SAMEBITS_NODES": str(nodes)}
+        environ = {**environ, NODES: str(nodes)}
     if engine == "kubernetes":
         if not dry_run:
             raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_DRY_RUN_HINT)
@@ -130,7 +127,7 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
     if count == "1" or find_nodes(environ=environ).several:  # a step of one machine is an allocation's shell
         return False
-    _on_slurm(command, {**environ, "SAMEBITS_NODES": count})
+    _on_slurm(command, {**environ, NODES: count})
     return True
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from samebits.errors import UserError
 from samebits.files import Part, first_fault
+from samebits.host.variables import NODES, SLURM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,17 +97,17 @@ def read_cluster(file: Path = FILE, environ: Mapping[str, str] = os.environ) -> 
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UserError(f"{file}: cannot be read: {error}", hint=_GUIDE) from None
     slurm = raw.setdefault("slurm", {})
-    if nodes := environ.get("SAMEBITS_NODES"):
+    if nodes := environ.get(NODES):
         raw["nodes"] = nodes
     if isinstance(slurm, dict):
         for name in ("partition", "account", "time"):
-            if value := environ.get(f"SAMEBITS_SLURM_{name.upper()}"):
+            if value := environ.get(f"{SLURM}{name.upper()}"):
                 slurm[name] = value
-        if arguments := environ.get("SAMEBITS_SLURM_ARGUMENTS"):
+        if arguments := environ.get(f"{SLURM}ARGUMENTS"):
             try:
                 slurm["arguments"] = shlex.split(arguments)
             except ValueError as error:
-                raise UserError(f"SAMEBITS_SLURM_ARGUMENTS: {error}: {arguments}", hint=_GUIDE) from None
+                raise UserError(f"{SLURM}ARGUMENTS: {error}: {arguments}", hint=_GUIDE) from None
     try:
         return Cluster.model_validate(raw)
     except ValidationError as error:

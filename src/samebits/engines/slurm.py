@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from samebits.engines.exit_reports import FOLDER, has_begun, read_endings
-from samebits.engines.image import IMAGE
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
 from samebits.files import make_folder
 from samebits.hashes import sha256_remembered
-from samebits.host.cluster_environment import SECRET
+from samebits.host.variables import IMAGE, SECRET
 from samebits.tracking.sender import taken_over
 
 if TYPE_CHECKING:

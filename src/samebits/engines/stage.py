@@ -7,16 +7,17 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.engines.container import run
 from samebits.engines.docker import NoEngineError, connect, gpu_request
-from samebits.engines.docker_run import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
-from samebits.engines.image import IMAGE, image_name, require_image, variant_of, wanted_image
+from samebits.engines.docker_run import GPUS, TRUST, ContainerCommand, is_seen, mounts_of
+from samebits.engines.image import image_name, require_image, variant_of, wanted_image
 from samebits.errors import HostError, UserError
 from samebits.here import TOLD, is_kit, stage_in
 from samebits.host import allowed_gpus, count_present, count_visible, torch_build
 from samebits.host.cluster_environment import find_nodes
+from samebits.host.variables import IMAGE, MOUNTS, RUNTIME, chosen
 from samebits.params import load_params
 from samebits.records.log import LOGS
 from samebits.tasks import FileData
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Runtime = Literal["auto", "container", "host"]
 
-RUNTIME = "SAMEBITS_RUNTIME"
 INSIDE = "SAMEBITS_CONTAINER"
 """Variable that is set in the image, where every stage runs in place."""
 
@@ -56,10 +56,7 @@ class Place:
 
 def requested_runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
     """The value of SAMEBITS_RUNTIME, auto if unset. Raises UserError: it is another value."""
-    value = environ.get(RUNTIME) or "auto"
-    if value not in get_args(Runtime):
-        raise UserError(f"{RUNTIME}: got {value!r}, accepts auto, container or host", hint=f"unset {RUNTIME}")
-    return cast("Runtime", value)
+    return cast("Runtime", chosen(RUNTIME, environ) or "auto")
 
 
 def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> Place:
@@ -155,7 +152,7 @@ def _with_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> Contai
 
 def _check_inside(environ: Mapping[str, str], *, say: bool) -> None:
     """Inside the image, require the host's GPUs, and warn if the image is not that for the locks."""
-    name, given = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
+    name, given = environ.get(IMAGE, "the image"), environ.get(GPUS)
     usable = count_present() if torch_build().cuda else 0
     if given is not None and usable != int(given):
         hint = "see `samebits container run nvidia-smi -L`, and whether the image is of the GPU lock"

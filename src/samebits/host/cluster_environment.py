@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from samebits.errors import UserError
+from samebits.host.variables import START_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PORT = 29500  # torchrun's default
-START = "SAMEBITS_START_SECONDS"
-"""Variable with the seconds in which all machines start. On Kubernetes they start one after the other."""
-SECRET = "SAMEBITS_SECRET"  # noqa: S105 - the name of the variable
-"""Variable with a text that all machines of a training share, and that nobody else on their network knows."""
 _ALL_DEVICES = {"auto", "cpu", "gpu", "cuda"}  # torchrun's values for all devices
 
 
@@ -53,7 +50,7 @@ class Nodes:
             "PET_MASTER_ADDR": self.master,
             "PET_MASTER_PORT": self.port,
             "PET_NPROC_PER_NODE": self.num_devices,
-            START: self.start_seconds or None,
+            START_SECONDS: self.start_seconds or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -73,7 +70,7 @@ def find_nodes(
         UserError: a number is missing or out of range, or one machine has several processes.
     """
     nodes = _find(count, rank, master, environ)
-    return replace(nodes, start_seconds=_number(environ, START, "0")) if nodes.several else nodes
+    return replace(nodes, start_seconds=_number(environ, START_SECONDS, "0")) if nodes.several else nodes
 
 
 def _find(count: int | None, rank: int | None, master: str | None, environ: Mapping[str, str]) -> Nodes:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from samebits.errors import UserError
 from samebits.files import own_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from samebits.host.variables import KERNELS, PRODUCTS, SHARDS, chosen, require_one_of
 
 ENVIRONMENT = {
     # cuBLAS is deterministic only with a fixed workspace; PyTorch accepts these two.
@@ -28,13 +24,6 @@ ENVIRONMENT = {
 """Accepted values by variable; the first is the default."""
 
 
-CHOICES = {
-    "SAMEBITS_KERNELS": ("compiled", "python"),
-    "SAMEBITS_PRODUCTS": ("int8", "float64"),
-    "SAMEBITS_SHARDS": ("together", "apart"),
-}
-"""Accepted values of the variables by which a user overrides what exact chooses by itself."""
-
 _COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Folders of code that PyTorch has compiled and loads again; its own default is a predictable path in /tmp."""
 
@@ -49,17 +38,11 @@ def prepare_environment() -> None:
     """
     for name, accepted in ENVIRONMENT.items():
         given = os.environ.get(name) or accepted[0]  # Compose passes an unset variable as an empty one
-        _require_one_of(accepted, name, given)
+        require_one_of(accepted, name, given)
         os.environ[name] = given
-    for name, accepted in CHOICES.items():
-        if chosen := os.environ.get(name):
-            _require_one_of(accepted, name, chosen)
+    for name in (KERNELS, PRODUCTS, SHARDS):
+        chosen(name)
     if not all(os.environ.get(name) for name in _COMPILED):
         folder = own_folder()
         for name, below in _COMPILED.items():
             os.environ[name] = os.environ.get(name) or str(folder / below)
-
-
-def _require_one_of(accepted: Sequence[str], name: str, given: str) -> None:
-    if given not in accepted:
-        raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")

@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from samebits.errors import HostError, Interrupted, UserError, WithHint, WorkerError, few, first_line
 from samebits.host.addresses import Address, Waiting
-from samebits.host.cluster_environment import SECRET
+from samebits.host.variables import SECRET
 from samebits.workers.board import Board, PeerError, Report, root_cause
 from samebits.workers.parent import end_with_parent
 

@@ -8,12 +8,12 @@ exact (Ootomo, Ozaki and Yokota 2024).
 from __future__ import annotations
 
 import math
-import os
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from samebits.host.variables import PRODUCTS, chosen
 from samebits.numerics.exact.compiled.library import compiled
 from samebits.numerics.exact.grid import bits_of_products, power_of_two, slices, snap, snap_rows
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     _Digits = tuple[Tensor, Tensor, Tensor]
 
-SWITCH = "SAMEBITS_PRODUCTS"
-"""Variable that decides in place of the time that products take: ``int8`` or ``float64``."""
 LEAST, LEAST_SIDE = 1 << 26, 64
 """Products of a matrix product, and sizes of its factors, from which integers pay."""
 _DIGIT = 7  # bits
@@ -46,7 +44,7 @@ def start(devices: Iterable[torch.device]) -> None:
 
     On a CPU they are not faster, and are used if the variable says so alone.
     """
-    setting = os.environ.get(SWITCH)
+    setting = chosen(PRODUCTS)
     _chosen.clear()
     for device in set(devices):
         wanted = setting == "int8" or (setting != "float64" and device.type == "cuda")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
+from samebits.host.variables import SHARDS
 from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary, integer_products
@@ -30,7 +31,7 @@ from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.switches import switched, switches
-from samebits.numerics.exact.together import SWITCH, UNTRIED, why_apart, why_apart_at_first
+from samebits.numerics.exact.together import UNTRIED, why_apart, why_apart_at_first
 from samebits.numerics.exact.windows import Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
@@ -223,7 +224,7 @@ class ExactNumerics(Numerics):
         if unlike and (self.apart is None or self.batch_norm == "global"):
             raise RefusedError(
                 f"shard {unlike[0]} gives other bits in one pass than alone, or in another order",
-                hint=f"set exact.batch_norm to shard, or the environment's {SWITCH} to apart",
+                hint=f"set exact.batch_norm to shard, or the environment's {SHARDS} to apart",
             )
         self.apart = None
         self.windows.apart |= bool(unlike)

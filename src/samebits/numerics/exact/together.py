@@ -7,13 +7,13 @@ apart; ``forms`` and ``operations`` round where the parts do.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from samebits.errors import first_line
+from samebits.host.variables import SHARDS, chosen
 from samebits.models.nested import leaves_of, refilled
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.dispatch import calling_module
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.models.nested import Nested
 
 
-SWITCH, UNTRIED = "SAMEBITS_SHARDS", "they have not been tried in one pass"
+UNTRIED = "they have not been tried in one pass"
 _MOST_TRIED = 2**28  # elements of the gradients of all parameters and of all shards in a trial
 _MOST = 2**26  # elements of the largest parameter's gradients, of all shards in one pass
 
@@ -40,7 +40,7 @@ def physical(x: Tensor) -> Tensor:
 
 def why_apart_at_first() -> str:
     """Why shards run one by one before a trial: there was none, or the user does not want one."""
-    return f"{SWITCH} is set to apart" if os.environ.get(SWITCH) == "apart" else UNTRIED
+    return f"{SHARDS} is set to apart" if chosen(SHARDS) == "apart" else UNTRIED
 
 
 def tried(shards: range, values: dict[str, Tensor]) -> range:
