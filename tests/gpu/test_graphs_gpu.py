@@ -43,6 +43,20 @@ def test_graphs_give_the_same_bits(task, both):
     assert_same(*both("single", small(task, optimizer={"name": "sgd", "lr": 0.01}, repeats=2)))
 
 
+@pytest.mark.parametrize("task", list(MODEL_OF_TASK))
+def test_graphs_give_the_same_bits_in_exact(task, both):
+    raw = small(task, optimizer={"name": "adamw", "lr": 0.001}, clip_grad_norm=1.0, repeats=2)
+    graphed, plain = both("single", raw, "--numerics", "exact")
+    assert_same(graphed, plain)
+    assert graphed.record.arithmetic.not_replayed is None
+    assert graphed.record.arithmetic.steps_made_again == plain.record.arithmetic.steps_made_again
+
+
+def test_graphs_draw_the_same_dropout_in_exact(both):
+    model = {"name": "gpt", "kwargs": {"dropout": 0.2}}
+    assert_same(*both("single", small("tokens", model=model, repeats=2), "--numerics", "exact"))
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_graphs_give_the_same_bits_in_every_precision(precision, both):
     raw = small("tokens", precision=precision, clip_grad_norm=1.0, optimizer={"name": "adamw", "lr": 0.001}, repeats=2)

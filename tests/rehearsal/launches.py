@@ -12,9 +12,8 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).resolve().parents[2] / name) for name in ("tools", "src", "tests", "tests/numerics"))
 
 import stand_in
-from launches_probe import BATCH, CASES, NUMERICS, ROWS, case_of
+from launches_probe import BATCH, CASES, ROWS, WAYS, case_of
 from pages import between, row, table
-from samebits.strategies import STRATEGIES
 
 PAGE = stand_in.ROOT / "docs" / "concepts" / "rehearsal.md"
 BEGIN, END = "<!-- launches -->\n", "<!-- /launches -->\n"
@@ -22,10 +21,9 @@ BEGIN, END = "<!-- launches -->\n", "<!-- /launches -->\n"
 
 def table_of(counts):
     """The launches of each training by its case, as Markdown."""
-    ways = [(numerics, strategy) for numerics in NUMERICS for strategy in STRATEGIES]
-    lines = [*table(f"at batch {BATCH}", *(f"{numerics}, {strategy}" for numerics, strategy in ways))]
+    lines = [*table(f"at batch {BATCH}", *(f"{numerics}, {strategy}" for numerics, strategy in WAYS))]
     for model, optimizer in ROWS:
-        cells = (f"{counts[case_of(model, *way, optimizer)]:,}" for way in ways)
+        cells = (f"{counts[case_of(model, *way, optimizer)]:,}" for way in WAYS)
         lines.append(row(f"{model}, {optimizer}", *cells))
     return "\n".join([*lines, ""])
 

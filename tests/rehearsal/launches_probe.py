@@ -41,21 +41,23 @@ ROWS = [
     for model, optimizer in itertools.product(TRAINED, OPTIMIZERS)
     if optimizer in EVERYWHERE or model == next(iter(TRAINED))
 ]
-CASES = [
-    case_of(model, *way, optimizer) for model, optimizer in ROWS for way in itertools.product(NUMERICS, STRATEGIES)
-]
+GRAPHS = "exact as graphs"
+WAYS = [*itertools.product(NUMERICS, STRATEGIES), *((GRAPHS, name) for name in STRATEGIES if STRATEGIES[name].compiles)]
+CASES = [case_of(model, *way, optimizer) for model, optimizer in ROWS for way in WAYS]
 
 
 def launches(case):
     """Launches of a step. The next step has to have as many, or the figure is none of each step."""
     model, _, rest = case.partition(": ")
-    numerics, strategy, optimizer = rest.split()
+    wanted, strategy, optimizer = rest.rsplit(maxsplit=2)
+    numerics, *_ = wanted.split()
     params = parse_params(
         {
             "data": {"task": TASKS[model], "num_samples": 8 * BATCH, "test_samples": 8},
             "model": TRAINED[model],
             "train": {
                 "numerics": [numerics],
+                "cuda_graphs": wanted == GRAPHS,
                 "strategies": [strategy],
                 "global_batch_size": BATCH,
                 "optimizer": {"name": optimizer},
@@ -72,6 +74,8 @@ def launches(case):
             between = counted()
             trainable.step(2, 0.1)
             assert counted() - between == between - before, (case, between - before, counted() - between)
+            told = trainable.numerics.arithmetic()
+            assert told is None or told.not_replayed is None, (case, told)
     return between - before
 
 

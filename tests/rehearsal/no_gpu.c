@@ -25,6 +25,11 @@ void no_gpu_fill(int byte) { fill = byte; }
 
 /* Also from the threads of the backward pass. */
 #define COUNT(number) (__atomic_add_fetch(&(number), 1, __ATOMIC_RELAXED), 0)
+/* While a graph is captured, what is launched is not, and nothing may wait for the device. */
+static cudaStream_t captured;
+static int capturing;
+#define LAUNCHED (capturing ? 0 : COUNT(launched))
+#define WAITED (capturing ? cudaErrorStreamCaptureUnsupported : COUNT(waited))
 #define OUT(pointer, value) (*(pointer) = (value), 0)
 #define HANDLE(pointer) OUT((void **)(pointer), malloc(64))
 
@@ -33,7 +38,7 @@ cudaError_t cudaGetDeviceCount(int *count) { return OUT(count, DEVICES); }
 cudaError_t cudaGetDevice(int *device) { return OUT(device, current); }
 cudaError_t cudaSetDevice(int device) { current = device; return device < DEVICES ? 0 : cudaErrorInvalidDevice; }
 cudaError_t cudaDriverGetVersion(int *version) { return OUT(version, CUDART_VERSION); }
-cudaError_t cudaDeviceSynchronize(void) { return COUNT(waited); }
+cudaError_t cudaDeviceSynchronize(void) { return WAITED; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { return OUT(can, device != peer); }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return 0; }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; return OUT(greatest, -5); }
@@ -92,7 +97,7 @@ cudaError_t cudaFreeHost(void *pointer) { free(pointer); return 0; }
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) { *total = MEMORY; return OUT(unused, MEMORY); }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind kind) {
     memmove(to, from, n);
-    return COUNT(waited);
+    return WAITED;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t stream) {
     memmove(to, from, n);
@@ -117,14 +122,34 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return 
 cudaError_t cudaStreamDestroy(cudaStream_t s) { return 0; }
 cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority) { return OUT(priority, 0); }
 cudaError_t cudaStreamQuery(cudaStream_t s) { return 0; }
-cudaError_t cudaStreamSynchronize(cudaStream_t s) { return COUNT(waited); }
+/* Another stream may be waited for, as PyTorch does as a capture begins. */
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return capturing && s != captured ? 0 : WAITED; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) { return 0; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status) { return OUT(status, 0); }
+#define STATUS(s) (capturing && (s) == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone)
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status) {
+    return OUT(status, STATUS(s));
+}
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **needed,
                                      const cudaGraphEdgeData **edges, size_t *count) {
-    return OUT(status, 0);
+    if (id) *id = 1;
+    return OUT(status, STATUS(s));
 }
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
+    captured = s;
+    return OUT(&capturing, 1);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+    capturing = 0;
+    return HANDLE(graph);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) { return HANDLE(made); }
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
+    return HANDLE(made);
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return 0; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t made) { return 0; }
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) { return OUT(count, 1); }
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return 0; }
 cudaError_t cudaEventCreate(cudaEvent_t *e) { return HANDLE(e); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) { return HANDLE(e); }
@@ -136,21 +161,21 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) { return 0; } /* not counted: dd
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { return OUT(ms, 1.0f); }
 
 cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *f, void **args) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
 cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared,
                                         cudaStream_t s) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) { return COUNT(launched); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) { return LAUNCHED; }
 /* What nvcc of CUDA 13 makes of <<<>>>. */
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *f) { return OUT(kernel, (cudaKernel_t)f); }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
                                cudaStream_t s) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *f) {
     memset(attributes, 0, sizeof *attributes);
@@ -175,10 +200,10 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) { return OUT(device, ordinal
 CUresult cuCtxGetCurrent(CUcontext *context) { return OUT(context, (CUcontext)&current); }
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream s, void **args, void **extra) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **args, void **extra) {
-    return COUNT(launched);
+    return LAUNCHED;
 }
 CUresult cuModuleLoadData(CUmodule *m, const void *image) { return HANDLE(m); }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) { return HANDLE(f); }
@@ -192,7 +217,7 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) { retu
     int nothing_##name(void) { return 0; }
 #define LAUNCH(name) \
     int launch_##name(void) __asm__(#name); \
-    int launch_##name(void) { return COUNT(launched); }
+    int launch_##name(void) { return LAUNCHED; }
 
 LAUNCH(cuLaunchCooperativeKernel)
 NOTHING(cuCtxSetCurrent) NOTHING(cuDeviceGetAttribute) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncGetAttribute)
@@ -258,10 +283,10 @@ static size_t bytes_of(size_t count, int type) {
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, struct comm *comm, cudaStream_t s) {
     memmove(to, from, bytes_of(count, type));
-    return COUNT(launched);
+    return LAUNCHED;
 }
 int ncclAllGather(const void *from, void *to, size_t count, int type, struct comm *comm, cudaStream_t s) {
     size_t n = bytes_of(count, type);
     for (int i = 0; i < comm->ranks; i++) memmove((char *)to + i * n, from, n);
-    return COUNT(launched);
+    return LAUNCHED;
 }

@@ -134,7 +134,11 @@ NOT_APPLIED = [
     ("single", 0, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_on_cpu"}),
     ("dp", 2, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_under_dp"}),
     ("dp", 1, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_under_dp"}),
-    ("single", 1, "exact", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_in_exact"}),
+    ("single", 1, "exact", True, {"cuda_graphs": True}, {}),
+    ("single", 0, "exact", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_on_cpu"}),
+    ("dp", 2, "exact", True, {"cuda_graphs": True, "compile": True},
+     {"cuda_graphs": "graphs_under_dp", "compile": "exact_is_not_compiled"}),
+    ("ddp", 2, "exact", True, {"cuda_graphs": True, "ddp": {"sync_batchnorm": True}}, {}),
     ("ddp", 2, "fast", True, {"cuda_graphs": True, "compile": True}, {"cuda_graphs": "graphs_with_compile"}),
     ("single", 1, "fast", True, {"cuda_graphs": True, "grad_accum_steps": 2},
      {"cuda_graphs": "graphs_with_accumulation"}),
@@ -145,7 +149,7 @@ NOT_APPLIED = [
 def test_not_applied(strategy, gpus, numerics, tf32, train, expected):
     params = parse_params({"train": train})
     placement, _ = placed(strategy, params, gpus=gpus, numerics=numerics)
-    said = not_applied(params.train, placement, numerics, tf32=tf32)
+    said = not_applied(params, placement, numerics, tf32=tf32)
     assert said == {f"train.{name}": why for name, why in expected.items()}
 
 

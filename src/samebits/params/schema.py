@@ -115,7 +115,7 @@ class Train(Section):
     compile: Annotated[bool, _FAST] = False
     """torch.compile; of fast alone, and not under dp, where its row says so."""
     cuda_graphs: Annotated[bool, _FAST] = False
-    """Replay forward and backward as CUDA graphs; of fast on GPUs, not under dp, with compile or grad_accum_steps."""
+    """Replay forward and backward as CUDA graphs; on GPUs, not under dp, with compile or grad_accum_steps."""
     optimizer: Annotated[Optimizer, _TRAINING] = Optimizer()
     """The optimizer."""
     schedule: Annotated[Schedule, _TRAINING] = Schedule()
@@ -136,14 +136,14 @@ class Train(Section):
     """Seconds for more slices on a noisy host, until half the interval of the speed-up is 5% of it; 0 allows none."""
 
     def why_no_graphs(
-        self, device_type: str
+        self, device_type: str, batch_norm: Literal["device", "shard", "global"] = "device"
     ) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation", "graphs_with_sync"] | None:
-        """Why these settings rule out CUDA graphs in ``fast``; None if they do not."""
+        """Why these settings rule out CUDA graphs, with that over which BatchNorm is; None if they do not."""
         if device_type != "cuda":
             return "graphs_on_cpu"
-        if self.compile:
+        if self.compile and batch_norm == "device":
             return "graphs_with_compile"
-        if self.ddp.sync_batchnorm:
+        if batch_norm == "global" or (self.ddp.sync_batchnorm and batch_norm == "device"):
             return "graphs_with_sync"
         # a replay would overwrite the gradients of the previous one: https://github.com/pytorch/pytorch/issues/181723
         return "graphs_with_accumulation" if self.grad_accum_steps > 1 else None

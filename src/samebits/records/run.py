@@ -110,8 +110,9 @@ class Arithmetic(Part):
     """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window.
 
     ``compiled_kernels`` says whether they answered in place of Python's functions, ``integer_products`` whether large
-    products were those of 8-bit integers, and ``shards_apart`` why shards of a user's model ran one by one; None if
-    they ran in one pass. All change the speed alone.
+    products were those of 8-bit integers, ``shards_apart`` why shards of a user's model ran one by one, and
+    ``not_replayed`` why passes were not replayed as CUDA graphs that ``train.cuda_graphs`` asks for; None if they were,
+    or were not to be. All change the speed alone.
     """
 
     steps_made_again: int
@@ -119,6 +120,7 @@ class Arithmetic(Part):
     compiled_kernels: bool = False
     integer_products: bool = False
     shards_apart: str | None = None
+    not_replayed: str | None = None
 
 
 class TimingFigures(Part):

@@ -24,6 +24,15 @@ class ShardsApart(Remark):
     why: str
 
 
+class NotReplayed(Remark):
+    """Passes were not replayed as CUDA graphs, though they were to be."""
+
+    HINT: ClassVar[str] = "take .item(), .cpu(), print and branches on a tensor's values out of forward"
+    SAYS: ClassVar[str] = "passes are launched kernel by kernel and not as CUDA graphs: {why}"
+    kind: Literal["not_replayed"] = "not_replayed"
+    why: str
+
+
 class NoKernels(Remark):
     """Python's functions answered in place of compiled kernels."""
 
@@ -37,7 +46,7 @@ class NoKernels(Remark):
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[(*KINDS, *(note.model_fields["kind"].default for note in (ShardsApart, NoKernels)))]
+    Kind = Literal[(*KINDS, *(note.model_fields["kind"].default for note in (ShardsApart, NotReplayed, NoKernels)))]
 
 
 class SpokenRemark(Part):
@@ -71,6 +80,8 @@ def all_notes(record: RunRecord) -> list[Remark]:
     if exact := record.arithmetic:
         if exact.shards_apart:
             notes.append(ShardsApart(why=exact.shards_apart))
+        if exact.not_replayed:
+            notes.append(NotReplayed(why=exact.not_replayed))
         told = "compiled_kernels" in exact.model_fields_set  # older records do not say
         if told and not exact.compiled_kernels:
             notes.append(NoKernels())

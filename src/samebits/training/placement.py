@@ -12,7 +12,7 @@ from samebits.strategies.placement import Devices, Request
 if TYPE_CHECKING:
     from samebits.batch_split import BatchSplit
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, Train
+    from samebits.params.schema import NumericsName
     from samebits.remarks import NotAppliedKind
     from samebits.strategies import StrategyName
     from samebits.strategies.placement import Placement
@@ -50,26 +50,29 @@ def place(
     return how.place(request)
 
 
-def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, NotAppliedKind]:
+def not_applied(
+    params: Params, placement: Placement, numerics: NumericsName, *, tf32: bool
+) -> dict[str, NotAppliedKind]:
     """Valid settings without effect in this training, each with the reason. ``tf32``: the GPU supports it."""
+    train = params.train
     reasons: dict[str, NotAppliedKind] = {}
     if numerics == "exact":
         if train.compile:
             reasons["train.compile"] = "exact_is_not_compiled"
         if train.precision != "fp32":
             reasons["train.precision"] = "exact_is_fp32"
-        if train.cuda_graphs:
-            reasons["train.cuda_graphs"] = "graphs_in_exact"
     else:
-        wanted = {"train.compile": train.compile, "train.cuda_graphs": train.cuda_graphs}
-        under_it = STRATEGIES[placement.strategy].not_applied
-        reasons |= {setting: why for setting, why in under_it.items() if wanted[setting]}
         if train.precision == "tf32" and placement.device_type == "cpu":
             reasons["train.precision"] = "no_tf32_on_cpu"
         elif train.precision == "tf32" and not tf32:
             reasons["train.precision"] = "gpu_before_tf32"
-        if train.cuda_graphs and (why := train.why_no_graphs(placement.device_type)):
-            reasons.setdefault("train.cuda_graphs", why)
+    over = params.exact.batch_norm if numerics == "exact" else "device"
+    wanted = {"train.compile": train.compile, "train.cuda_graphs": train.cuda_graphs}
+    for setting, why in STRATEGIES[placement.strategy].not_applied.items():
+        if wanted[setting]:
+            reasons.setdefault(setting, why)
+    if train.cuda_graphs and (hindered := train.why_no_graphs(placement.device_type, over)):
+        reasons.setdefault("train.cuda_graphs", hindered)
     unsynced = train.ddp.sync_batchnorm and not train.ddp.synchronizes(placement.device_type)
     if unsynced and placement.has_ranks:
         reasons["train.ddp.sync_batchnorm"] = "sync_on_cpu"

@@ -259,7 +259,7 @@ class TrainingRank:
             numerics=request.numerics,
             placement=request.placement,
             notes=(*self._notes, *notes_of(slices.repeats)),
-            not_applied=not_applied(params.train, request.placement, request.numerics, tf32=tf32),
+            not_applied=not_applied(params, request.placement, request.numerics, tf32=tf32),
             speedup_unavailable=why_no_speedup(request.placement, slices),
             first_unrepeated_step=slices.first_difference,
             rounding=measured.rounding,

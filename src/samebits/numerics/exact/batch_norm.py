@@ -27,7 +27,7 @@ from samebits.numerics.exact.operations.reductions import divided
 from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.engine import Engine
     from samebits.numerics.exact.global_norm import JoinedBatch
@@ -80,6 +80,15 @@ class RunningStatistics:
         """Add the calls of a pass over several shards; ``found`` has a row for each shard."""
         for index, shard in enumerate(shards):
             self._calls[shard] = [call._replace(found=rows[index]) for call, rows in zip(calls, found, strict=True)]
+
+    def taken(self) -> dict[int, list[Call]]:
+        """The calls of passes so far, which count for this step no longer."""
+        calls, self._calls = self._calls, {}
+        return calls
+
+    def give(self, calls: Mapping[int, list[Call]]) -> None:
+        """Let calls of passes count for this step."""
+        self._calls.update(calls)
 
     def check(self, windows: Windows, device: torch.device) -> None:
         """Have a step refused, on all ranks, in which a shard was normalised in other places than before."""

@@ -96,30 +96,30 @@ def largest(x: Tensor) -> Tensor:
     return torch.maximum(most.abs(), least.abs())
 
 
-def _snapped(library: Kernels, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
+def _snapped(library: Kernels, x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor] | None:
     if not library.takes(x):
         return None
     out, size = x.new_empty(x.shape, dtype=torch.float64), library.place(x, x.dtype)
-    library.call("snap_to", x, out, size, x.numel(), shift, threads())
+    library.call("snap_to", x, out, size, x.numel(), library.number(shift, x), threads())
     return out, size
 
 
 @compiled(_snapped)
-def snapped(x: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+def snapped(x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor]:
     """``x`` rounded as by ``snap_``, as new float64 numbers, and its largest magnitude."""
     return snap_(x.to(torch.float64, copy=True), shift), largest(x)
 
 
-def _snapped_sum(library: Kernels, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
+def _snapped_sum(library: Kernels, x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor] | None:
     if not library.takes(x):
         return None
     total, size = x.new_empty(x.shape[1:], dtype=torch.float64), library.place(x, x.dtype)
-    library.call("snap_sum", x, total, size, x.shape[0], total.numel(), shift, threads())
+    library.call("snap_sum", x, total, size, x.shape[0], total.numel(), library.number(shift, x), threads())
     return total, size
 
 
 @compiled(_snapped_sum)
-def snapped_sum(x: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+def snapped_sum(x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor]:
     """The sum over the first axis of ``snapped`` numbers, and their largest magnitude."""
     values, size = snapped(x, shift)
     return values.sum(0), size

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.numerics import ExactNumerics
+    from samebits.numerics.exact.replays import Replays
 
     SlopesOf = Callable[[int, Tensor], Tensor]
 
@@ -65,9 +66,20 @@ class ExactModule(nn.Module):
         self._weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
         self._changes_seen = numerics.running.changes
+        self.replays: Replays | None = None
+
+    def forget_rounded(self) -> None:
+        """Round weights again in the next pass."""
+        self._weights = WeightCache()
 
     def forward(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
-        """Run the model on every shard as if it were alone."""
+        """Run the model on every shard as if it were alone, or replay such a pass."""
+        if self.replays and self.training and torch.is_grad_enabled():
+            return self.replays.outputs(self, inputs, shards, step, targets)
+        return self.run(inputs, shards, step, targets)
+
+    def run(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
+        """``forward`` by the model itself."""
         if self._numerics.independent:
             return self._run_whole(inputs, shards, step)
         return self._run_shards((inputs, targets), shards, step)
@@ -265,6 +277,11 @@ class ExactModule(nn.Module):
         """Float32 values of the parameters, as the model sees them."""
         return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
+    def require_kept(self) -> None:
+        """See ``_require_kept``; of a model that Python does not run in this step."""
+        if not self._numerics.independent:
+            self._require_kept(self.model.training)
+
     def _require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything but its parameters since its first check in this mode."""
         running = self._numerics.running
@@ -280,8 +297,9 @@ class ExactModule(nn.Module):
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
         """The engine for a pass. Without gradients there is no end of a step that a refusal could be deferred to."""
         numerics, trains = self._numerics, torch.is_grad_enabled()
+        draws = Draws(numerics.seed, step, shards, recorded=numerics.recorded)
         return Engine(
-            Draws(numerics.seed, step, shards),
+            draws,
             defer=numerics.windows.defer if trains else None,
             kept=kept,
             replaced=numerics.replaced if trains else {},

@@ -28,6 +28,7 @@ from samebits.numerics.exact.losses import SummedLoss, each_loss
 from samebits.numerics.exact.module import ExactModule, Part
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
+from samebits.numerics.exact.replays import CudaGraphs, Replays
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.switches import switched, switches
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from samebits.models.nested import Nested
+    from samebits.numerics.exact.forward_draws import RecordedDraws
     from samebits.numerics.exact.global_norm import Reduce
+    from samebits.numerics.exact.replays import Recorder
     from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, LossName, MicroBatch
@@ -87,6 +90,9 @@ class ExactNumerics(Numerics):
         self.apart: str | None = why_apart_at_first()
         """Why a user's shards run one by one and not in one pass; None if they do."""
         self._model: nn.Module | None = None
+        self._replays: Replays | None = None
+        self.recorded: RecordedDraws | None = None
+        """Takes the keys of draws while passes are recorded."""
 
     def take_data(self, loss: LossName, target_shape: tuple[int, ...] = ()) -> None:
         """See ``Numerics.take_data``."""
@@ -151,6 +157,20 @@ class ExactNumerics(Numerics):
         self.take_loss(model, self._device)
         self._model = model
         return ExactModule(model, self)
+
+    @property
+    def graphs(self) -> bool:
+        """See ``Numerics.graphs``."""
+        return self._train.cuda_graphs and self._train.why_no_graphs(self._device.type, self.batch_norm) is None
+
+    def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
+        """Record the passes as soon as their windows are agreed."""
+        self.replay(module, CudaGraphs(self._device))
+
+    def replay(self, module: nn.Module, recorder: Recorder) -> None:
+        """Have the passes of this module recorded, and replayed from then on."""
+        assert isinstance(module, ExactModule)
+        self._replays = module.replays = Replays(self, recorder)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""
@@ -339,6 +359,7 @@ class ExactNumerics(Numerics):
             compiled_kernels=library.chosen(self._device.type) is not None,
             integer_products=integer_products.are_used(self._device),
             shards_apart=None if self.independent else self.apart,
+            not_replayed=self._replays.why_not if self._replays else None,
         )
 
     def reset(self, optimizer: ExactOptimizer) -> None:

@@ -102,11 +102,11 @@ def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = 
 
 
 def _blockwise_sums(
-    library: Kernels, left: Tensor, right: Tensor, left_shift: float, right_shift: float
+    library: Kernels, left: Tensor, right: Tensor, left_shift: Tensor | float, right_shift: Tensor | float
 ) -> tuple[Tensor, ...] | None:
     if not library.is_host or not library.takes(left, right):
         return None
-    given = (left, left_shift), (right, right_shift)
+    given = (left, library.number(left_shift, left)), (right, library.number(right_shift, right))
     widths = left.shape[1], right.shape[1]
     product, total = torch.zeros(widths, dtype=torch.float64), torch.zeros(widths[0], dtype=torch.float64)
     parts = list(row_blocks(left.shape[0], sum(widths)))
@@ -124,7 +124,9 @@ def _blockwise_sums(
 
 
 @compiled(_blockwise_sums)
-def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_shift: float) -> tuple[Tensor, ...]:
+def products_of_columns(
+    left: Tensor, right: Tensor, left_shift: Tensor | float, right_shift: Tensor | float
+) -> tuple[Tensor, ...]:
     """``left.T @ right`` and ``left.sum(0)`` of float32 numbers rounded as by ``snap_``, and the largest of each.
 
     Grids have to leave room for all rows, so that the float64 sums are exact.

@@ -9,6 +9,7 @@ but is not exact).
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from samebits.numerics.exact.integer_products import multiply
 from samebits.numerics.exact.products import products_of_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -51,6 +52,9 @@ class Windows:
         self._places: list[str] = []
         self.apart = self._agreed_apart = False
         """Whether shards of some rank have other bits in one pass than alone. ``settle`` makes ranks agree on it."""
+        self.in_memory = self._recording = False
+        """Whether windows are in the device's memory, where recorded passes read them; on a GPU they always are."""
+        self._shifts: dict[tuple[str, int, torch.device], tuple[Tensor, int]] = {}
         self.expect(places)
         self.clear()
 
@@ -69,6 +73,57 @@ class Windows:
         """Add possible places."""
         self._places = sorted({*self._places, *places})
 
+    def _shift(self, place: str, bits: int, device: torch.device) -> Tensor | float:
+        """What rounds to so many bits of a window; see ``shifter``."""
+        if device.type == "cpu" and not self.in_memory:
+            return shift_of(self.tops[place], bits)
+        key = place, bits, device
+        number, top = self._shifts.get(key, (None, 0))
+        if self._recording:
+            assert number is not None, f"{place}: its window is not in memory yet"
+            return number
+        if number is None:
+            number = torch.full((), shift_of(self.tops[place], bits), dtype=torch.float64, device=device)
+        elif top != self.tops[place]:
+            number.fill_(shift_of(self.tops[place], bits))
+        self._shifts[key] = number, self.tops[place]
+        return number
+
+    def renew(self) -> None:
+        """Write windows that have changed into the device's memory."""
+        for place, bits, device in self._shifts:
+            if place in self.tops:
+                self._shift(place, bits, device)
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether all windows are agreed, and this is none of the steps in which zeros are counted."""
+        return bool(self.tops) and not self._missing and self._steps % COUNT_EVERY != 0
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context for passes that are recorded, which read windows from the device's memory alone."""
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
+
+    def taken(self) -> tuple[dict[str, list[Tensor]], list[tuple[UserError, Tensor]]]:
+        """The sizes and refusals of passes so far, which count for this step no longer."""
+        if self._missing:
+            self._missing = False
+            raise RuntimeError("a parameter is used in a way that no step before has used it")
+        found = self._seen, self._deferred
+        self._seen, self._deferred = {}, []
+        return found
+
+    def give(self, seen: Mapping[str, list[Tensor]], refusals: Iterable[tuple[UserError, Tensor]]) -> None:
+        """Let sizes and refusals of passes count for this step."""
+        for place, sizes in seen.items():
+            self._seen.setdefault(place, []).extend(sizes)
+        self._deferred.extend(refusals)
+
     def round(self, place: str, x: Tensor, bits: int) -> Tensor | None:
         """Round ``x`` to ``bits`` bits of the window at ``place``, as float64.
 
@@ -79,7 +134,7 @@ class Windows:
             seen.append(largest(x))
             self._missing = True
             return None
-        values, size = snapped(x, shift_of(self.tops[place], bits))
+        values, size = snapped(x, self._shift(place, bits, x.device))
         seen.append(size)
         if self._steps % COUNT_EVERY == 0:
             nonzero = x != 0
@@ -89,7 +144,7 @@ class Windows:
     def sum(self, place: str, x: Tensor, bits: int) -> Tensor:
         """The sum over the first axis of ``x``, rounded as in ``round``; zeros if no window is agreed yet."""
         if place in self.tops and self._steps % COUNT_EVERY:
-            total, size = snapped_sum(x, shift_of(self.tops[place], bits))
+            total, size = snapped_sum(x, self._shift(place, bits, x.device))
             self._seen.setdefault(place, []).append(size)
             return total
         values = self.round(place, x, bits)
@@ -101,7 +156,7 @@ class Windows:
         Zeros if a window is not agreed yet: the step will be run again.
         """
         if all(place in self.tops for place in places) and self._steps % COUNT_EVERY:
-            shifts = [shift_of(self.tops[place], bits) for place in places]
+            shifts = [self._shift(place, bits, left.device) for place in places]
             product, total, *sizes = products_of_columns(left, right, *shifts)
             for place, size in zip(places, sizes, strict=True):
                 self._seen.setdefault(place, []).append(size)

@@ -139,9 +139,10 @@ API void snap_all(const struct weights all) {
     }
 }
 
-/* The largest size is in a place that is zero before. */
-API void snap_to(const float *x, double *y, float *largest, i64 last, double shift, unsigned threads) {
+/* The largest size is in a place that is zero before; the shift is in memory, where a graph reads that of its step. */
+API void snap_to(const float *x, double *y, float *largest, i64 last, const double *of, unsigned threads) {
     i32 most = 0;
+    double shift = *of;
     EVERY(i) {
         i32 size = size_of(x[i]);
         most = size > most ? size : most;
@@ -150,8 +151,9 @@ API void snap_to(const float *x, double *y, float *largest, i64 last, double shi
     most = largest_of_block(most);
     ONCE atomicMax((i32 *)largest, most);
 }
-API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 last, double shift, unsigned threads) {
+API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 last, const double *of, unsigned threads) {
     i32 most = 0;
+    double shift = *of;
     EVERY(i) {
         double total = 0.0;
         for (i64 row = 0; row < rows; row++) {

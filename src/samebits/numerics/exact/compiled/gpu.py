@@ -192,6 +192,17 @@ class GpuLibrary(Kernels):
             self._zeros[key] = zeros[1:]
         return zeros[:1].view(dtype)[0]
 
+    def number(self, value: Tensor | float, like: Tensor) -> Tensor:
+        """See ``Kernels.number``."""
+        if isinstance(value, Tensor):
+            return value
+        return torch.full((), value, dtype=torch.float64, device=like.device)
+
+    def forget_places(self) -> None:
+        """See ``Kernels.forget_places``."""
+        with _LOCK:
+            self._zeros.clear()
+
     def launch(self, name: str, launch: Launch, *arguments: Any, device: torch.device) -> None:
         """Launch a kernel."""
         with torch.cuda.device(device):

@@ -46,6 +46,13 @@ class Kernels:
         """A number on the device of a tensor, for the largest of some."""
         return like.new_empty((), dtype=dtype)
 
+    def number(self, value: Tensor | float, like: Tensor) -> Tensor | float:  # noqa: ARG002 - of other devices
+        """A float64 number as functions take it that passes replay: on a GPU in its memory."""
+        return float(value)
+
+    def forget_places(self) -> None:
+        """Have places made anew that hold zero."""
+
     def gathered(self) -> AbstractContextManager[None]:
         """Context in which parameters' updates, or their roundings, may wait for each other."""
         return nullcontext()

@@ -1,8 +1,8 @@
 /* Random numbers: Philox's 4 words of 64 bits for each counter from one on (Salmon et al. 2011), as in NumPy. */
 
 #define SHARDS 128
-/* Each shard has so many numbers, and a key of two words. */
-struct draws { i64 shards, each; double p; u64 keys[2 * SHARDS]; };
+/* Each shard has so many numbers, and a key of two words, here or elsewhere. */
+struct draws { i64 shards, each; double p; const u64 *elsewhere; u64 keys[2 * SHARDS]; };
 INLINE void philox(u64 counter, u64 key, u64 other_key, u64 *words) {
     u64 a = counter, b = 0, c = 0, d = 0;
     for (int round = 0; round < 10; round++) {
@@ -18,10 +18,11 @@ PART(bernoulli_part, struct drawn, s) {
     BEGIN(struct drawn, s)
     const struct draws *all = s->all;
     i64 fours = (all->each + 3) / 4;
+    const u64 *keys = all->elsewhere ? all->elsewhere : all->keys;
     EVERY(i) {
         i64 shard = i / fours, four = i % fours;
         u64 words[4];
-        philox((u64)four + 1, all->keys[2 * shard], all->keys[2 * shard + 1], words);
+        philox((u64)four + 1, keys[2 * shard], keys[2 * shard + 1], words);
         for (i64 k = 0; k < 4 && 4 * four + k < all->each; k++)
             s->y[shard * all->each + 4 * four + k] = (double)(i64)(words[k] >> 11) * 0x1p-53 < all->p ? 1 : 0;
     }

@@ -1,0 +1,255 @@
+"""The passes of training steps, recorded once as CUDA graphs and then replayed, each by one launch.
+
+A recording reads batch, weights and windows from the device's memory, so it serves every step, also one that is run
+again. What the host decides in a pass has to stay as it was: which samples are here, and which shards run in one pass.
+Otherwise the passes are recorded anew. Python does not run in a replay: what a model may not do has been refused in the
+steps before.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from samebits.errors import RefusedError, first_line
+from samebits.models.nested import leaves_of, mapped
+from samebits.numerics.allocators import is_out_of_memory
+from samebits.numerics.exact.backward import gradients
+from samebits.numerics.exact.compiled.library import chosen
+from samebits.numerics.exact.engine import Engine, below
+from samebits.numerics.exact.forms import GradientsUnread
+from samebits.numerics.exact.forward_draws import RecordedDraws
+from samebits.numerics.exact.kept import bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from samebits.models.nested import Nested
+    from samebits.numerics.exact.module import ExactModule
+    from samebits.numerics.exact.numerics import ExactNumerics
+
+    Made = list[Tensor | None]
+
+
+class Recorder(Protocol):
+    """Records what a function does on a device, so that it can be done again."""
+
+    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
+        """What ``run`` returned, and a function that gives these tensors the values of another run."""
+
+
+class CudaGraphs:
+    """Recordings of one device, which share a pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
+        """See ``Recorder``. Nothing is computed before the first replay."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        library = chosen(self._device.type)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                if library:
+                    library.forget_places()  # a replay has to fill its own with zeros
+                made = run()
+        finally:
+            if library:
+                library.forget_places()
+        return made, graph.replay
+
+
+class Replays:
+    """The recorded passes of one training, if its model can be recorded; ``why_not`` says why it was not."""
+
+    why_not: str | None = None
+
+    def __init__(self, numerics: ExactNumerics, recorder: Recorder) -> None:
+        self._numerics, self._recorder = numerics, recorder
+        self._passes: _Passes | None = None
+        numerics.windows.in_memory = True
+
+    def outputs(self, module: ExactModule, inputs: Nested, shards: range, step: int, targets: Nested) -> Tensor:
+        """The module's outputs, by a replay where there is a recording or can be one."""
+        windows, given = self._numerics.windows, (inputs, targets)
+        run = partial(module.run, shards=shards, step=step)
+        if self.why_not or not windows.are_settled:
+            return run(inputs, targets=targets)
+        key = shards, self._numerics.apart, windows.apart, [x.shape for _, x in leaves_of(given)]
+        if self._passes is None or self._passes.key != key:
+            self._passes = None  # its memory is free for the next one
+            self._passes = self._recorded(module, run, given, key, step)
+        if self._passes is None:
+            return run(inputs, targets=targets)
+        module.require_kept()
+        return self._passes(given, step)
+
+    def _recorded(
+        self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any, step: int
+    ) -> _Passes | None:
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        try:
+            plain = _Plain(self._numerics, run, trained)
+            expected = plain.both(given)
+            passes = _Passes(key, plain, given, self._recorder)
+            # Nodes of the recorded passes stay alive, and PyTorch would warn that they belong to another stream.
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+            found = passes.both(given, step)
+        except RuntimeError as error:  # among them whatever CUDA says of a capture
+            if is_out_of_memory(error):
+                raise
+            self.why_not = f"the model cannot be captured: {first_line(str(error))}"
+            return None
+        finally:
+            module.forget_rounded()
+        if _bits_of(found) != _bits_of(expected):
+            why = "a captured pass gave other bits than the model itself"
+            raise RefusedError(why, hint="set train.cuda_graphs: false")
+        return passes
+
+
+def _bits_of(made: Made) -> list[bytes | memoryview | None]:
+    return [None if one is None else bits(one.cpu()) for one in made]
+
+
+class _Noted(NamedTuple):
+    """What a pass has told, beside its results: of windows, refusals and running statistics."""
+
+    sizes: dict[str, list[Tensor]]
+    refusals: list[tuple[Any, Tensor]]
+    calls: dict[int, list[Any]]
+
+    def tensors(self) -> Made:
+        found = [size for sizes in self.sizes.values() for size in sizes]
+        found += [flag for _, flag in self.refusals]
+        return [*found, *(call.found for calls in self.calls.values() for call in calls)]
+
+
+class _Plain:
+    """Both passes as Python runs them, the second over what the first has kept."""
+
+    def __init__(self, numerics: ExactNumerics, run: Callable[..., Tensor], trained: dict[str, torch.nn.Parameter]):
+        self._numerics, self._run, self.trained = numerics, run, trained
+        self.noted = _Noted({}, [], {})
+        self._draws = RecordedDraws(numerics.seed)
+        self._outputs: Tensor | None = None
+
+    def _take(self) -> _Noted:
+        numerics = self._numerics
+        self.noted = _Noted(*numerics.windows.taken(), numerics.running.taken())
+        return self.noted
+
+    def give(self, noted: _Noted) -> None:
+        """Let the step be settled by what a recorded pass has told."""
+        self._numerics.windows.give(noted.sizes, noted.refusals)
+        self._numerics.running.give(noted.calls)
+
+    def forward(self, given: tuple[Nested, Nested]) -> Made:
+        """Outputs, and what is noted."""
+        self._outputs = self._run(given[0], targets=given[1])
+        return [self._outputs.detach(), *self._take().tensors()]
+
+    def backward(self, slopes: Tensor) -> Made:
+        """Gradients of the trained parameters, and what is noted."""
+        outputs, self._outputs = self._outputs, None
+        assert outputs is not None
+        engine = Engine(defer=self._numerics.windows.defer)
+        with engine, GradientsUnread(engine):
+            grads = gradients(outputs, dict(self.trained), slopes)
+        return [*grads, *self._take().tensors()]
+
+    def both(self, given: tuple[Nested, Nested]) -> Made:
+        """Outputs, and gradients for slopes of one."""
+        with torch.enable_grad():
+            outputs, *_ = self.forward(given)
+            assert outputs is not None
+            return [outputs, *self.backward(torch.ones_like(outputs))[: len(self.trained)]]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context for passes that are recorded, which read windows and keys from the device's memory alone."""
+        self._numerics.recorded = self._draws
+        try:
+            with self._numerics.windows.recording():
+                yield
+        finally:
+            self._numerics.recorded = None
+
+    def renew(self, step: int) -> None:
+        """Write the windows and keys of this step into the device's memory."""
+        self._numerics.windows.renew()
+        self._draws.renew(step)
+
+
+class _Passes:
+    """Recordings of both passes over a batch of one shape."""
+
+    def __init__(self, key: Any, plain: _Plain, given: tuple[Nested, Nested], recorder: Recorder) -> None:
+        self.key, self._plain = key, plain
+        self._given = mapped(Tensor.clone, given)
+        forward, backward = partial(plain.forward, self._given), partial(self._backward_of, plain)
+        with plain.recording(), torch.enable_grad():
+            (outputs, *_), self._forward = recorder.record(forward)
+            self._told = [plain.noted]
+            assert outputs is not None
+            self._outputs, self._slopes = outputs, torch.empty_like(outputs)
+            made, self._backward = recorder.record(backward)
+            self._told.append(plain.noted)
+        self._grads = made[: len(plain.trained)]
+
+    def _backward_of(self, plain: _Plain) -> Made:
+        return plain.backward(self._slopes)
+
+    def __call__(self, given: tuple[Nested, Nested], step: int) -> Tensor:
+        """The outputs, whose gradients reach the parameters by the other recording."""
+        outputs: Tensor = _Played.apply(self, given, step, *self._plain.trained.values())  # type: ignore[no-untyped-call]
+        return outputs
+
+    def both(self, given: tuple[Nested, Nested], step: int) -> Made:
+        """See ``_Plain.both``."""
+        outputs = self.forward(given, step).clone()
+        return [outputs, *self.backward(torch.ones_like(outputs))]
+
+    def forward(self, given: tuple[Nested, Nested], step: int) -> Tensor:
+        """Replay the forward pass over a batch."""
+        with below():
+            self._plain.renew(step)
+            for (_, kept), (_, new) in zip(leaves_of(self._given), leaves_of(given), strict=True):
+                kept.copy_(new)
+        self._forward()
+        return self._outputs
+
+    def backward(self, slopes: Tensor) -> Made:
+        """Replay the backward pass."""
+        with below():
+            self._slopes.copy_(slopes)
+        self._backward()
+        return self._grads
+
+    def tell(self) -> None:
+        """Note what both passes tell."""
+        for noted in self._told:
+            self._plain.give(noted)
+
+
+class _Played(torch.autograd.Function):
+    """Both passes by replays."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: _Passes, given: tuple[Nested, Nested], step: int, *_: Tensor) -> Tensor:
+        ctx.passes = passes
+        return passes.forward(given, step).detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients in the recording's own memory, which the optimizer reads before the next replay."""
+        grads = ctx.passes.backward(slopes)
+        ctx.passes.tell()
+        return None, None, None, *(None if grad is None else grad.detach() for grad in grads)

@@ -1,0 +1,187 @@
+"""Passes that are replayed give the bits of passes that Python runs, with a stand-in for CUDA graphs on a CPU."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import exact_probe
+import test_exact_models as models
+from samebits.errors import RefusedError
+from samebits.numerics.exact.forward_draws import RecordedDraws
+from samebits.numerics.exact.kept import bits
+from samebits.numerics.exact.numerics import ExactNumerics
+from trainables import make_trainable, train_from_start
+
+CPU = torch.device("cpu")
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses to read a number, as CUDA does while it captures."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return func(*args, **(kwargs or {}))
+
+
+class RunAgain:
+    """Runs a recorded function once more, with all that the host had decided, and writes into what it made before.
+
+    Windows are read from memory alone, as by a graph.
+    """
+
+    def __init__(self, numerics):
+        self.numerics, self.recorded, self.replayed = numerics, 0, 0
+
+    @contextmanager
+    def context(self, recorded):
+        """What a graph has of its recording."""
+        self.numerics.recorded = recorded
+        with self.numerics.windows.recording(), NoReads():
+            yield
+        self.numerics.recorded = None
+
+    def record(self, run):
+        recorded = self.numerics.recorded
+        with NoReads():
+            made = run()
+        self.recorded += 1
+
+        def replay():
+            windows, running = self.numerics.windows, self.numerics.running
+            before, calls = windows.taken(), running.taken()
+            with _disable_current_modes(), self.context(recorded), torch.enable_grad():
+                again = run()
+            windows.give(*before)
+            running.give(calls)
+            with torch.no_grad():
+                for kept, new in zip(made, again, strict=True):
+                    assert (kept is None) == (new is None)
+                    if kept is not None:
+                        kept.copy_(new)
+            self.replayed += 1
+
+        return made, replay
+
+
+class Replayed(ExactNumerics):
+    """Records the passes of its module."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.recorder = RunAgain(self)
+
+    def module(self, model):
+        module = super().module(model)
+        self.replay(module, self.recorder)
+        return module
+
+
+def batch_norm():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+                         nn.Linear(32, models.TOKENS))  # fmt: skip
+
+
+MODELS = {**models.MODELS, "batch norm": (batch_norm, models.images, models.classes)}
+
+
+def trained(kind, name, *, together=True, steps=12):
+    """Hash of the weights with the losses, and the numerics."""
+    factory, inputs, targets = MODELS[name]
+    x, y = inputs(), targets()
+    split = {"shards": models.SHARDS, "samples": models.SAMPLES, "independent": False}
+    numerics = kind(models.TRAIN, CPU, "cross_entropy", tuple(y.shape[1:]), seed=0, **split)
+    if together:
+        numerics.apart = None
+    found = exact_probe.run(numerics, factory, x, y, shards=models.SHARDS, splits=1, steps=steps)
+    return found, numerics
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("name", ["decoder", "rotary", "residual net", "batch norm"])
+def test_replays_have_the_bits_of_passes(name, together):
+    """With dropout, running statistics, tied weights, in one pass and shard by shard."""
+    expected, _ = trained(ExactNumerics, name, together=together)
+    found, numerics = trained(Replayed, name, together=together)
+    assert found == expected
+    recorder = numerics.recorder
+    assert (numerics.arithmetic().not_replayed, recorder.recorded) == (None, 2)
+    assert recorder.replayed >= 2 * 10
+
+
+def test_a_built_in_model_is_replayed_over_its_whole_batch(data_dir):
+    """From the start, and again after a reset, with dropout, momentum and clipped gradients."""
+    plain, other = (make_trainable(data_dir, "exact").trainable for _ in range(2))
+    recorder = RunAgain(other.numerics)
+    other.numerics.replay(other._unwrapped, recorder)
+    expected = train_from_start(plain)
+    for _ in range(2):
+        assert train_from_start(other).losses == expected.losses
+        assert weights_of(other) == weights_of(plain)
+    assert (recorder.recorded, recorder.replayed >= 2 * 12) == (2, True)
+
+
+def weights_of(trainable):
+    return [bits(p) for p in trainable.model.parameters()]
+
+
+def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_dir):
+    """And windows that are too wide are narrowed, step by step."""
+    found = []
+    for replays in (False, True):
+        trainable = make_trainable(data_dir, "exact").trainable
+        windows = trainable.numerics.windows
+        if replays:
+            recorder = RunAgain(trainable.numerics)
+            trainable.numerics.replay(trainable._unwrapped, recorder)
+
+        def settle(*args, windows=windows, settle=windows.settle):
+            fits = settle(*args)
+            if fits and windows._steps in (2, 4):
+                for place in windows.tops:
+                    windows.tops[place] += -6 if windows._steps == 2 else 9
+            return fits
+
+        windows.settle = settle
+        result = train_from_start(trainable)
+        found.append((result.losses, weights_of(trainable), windows.widened, windows.tops))
+    assert found[0] == found[1]
+    assert found[0][2] == 1
+    assert recorder.recorded == 2
+
+
+def test_passes_of_other_shards_are_recorded_anew():
+    """As where a shard has turned out to have other bits in one pass than alone."""
+    numerics = Replayed(models.TRAIN, CPU, "cross_entropy", (), seed=0, shards=models.SHARDS, samples=models.SAMPLES,
+                        independent=False)  # fmt: skip
+    numerics.apart = None
+    settle = numerics.windows.settle
+
+    def apart_from_the_fifth(*args):
+        fits = settle(*args)
+        if fits and numerics.windows._steps == 5:
+            numerics.apart = "a test says so"
+        return fits
+
+    numerics.windows.settle = apart_from_the_fifth
+    found = exact_probe.run(numerics, models.ResidualNet, models.images(), models.classes(), shards=models.SHARDS,
+                            splits=1, steps=12)  # fmt: skip
+    assert found == trained(ExactNumerics, "residual net", together=False)[0]
+    assert numerics.recorder.recorded == 4
+
+
+def test_a_pass_that_reads_a_number_is_not_recorded():
+    expected, _ = trained(ExactNumerics, "recurrent", steps=4)
+    found, numerics = trained(Replayed, "recurrent", steps=4)
+    assert found == expected
+    why = "the model cannot be captured: operation not permitted when stream is capturing"
+    assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
+
+
+def test_a_recording_with_other_bits_is_refused(monkeypatch):
+    monkeypatch.setattr(RecordedDraws, "renew", lambda *_: None)  # the keys are whatever was in memory
+    with pytest.raises(RefusedError, match="exact: a captured pass gave other bits than the model itself"):
+        trained(Replayed, "decoder", steps=3)
