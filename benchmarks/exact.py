@@ -185,7 +185,7 @@ def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> di
     """Milliseconds of the checks of a user's model: ``kept`` in a step, with its share, and ``tried`` each time."""
     module, batch = trainable.numerics.module(trainable.model), trainable.batches.micro_batch(0, 0)
     assert isinstance(module, ExactModule)
-    look, spent = ExactModule._require_kept, [0.0]
+    look, spent = ExactModule.require_kept, [0.0]
 
     def timed(self: ExactModule, mode: bool) -> None:
         started = clock()
@@ -193,7 +193,7 @@ def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> di
         spent[0] += clock() - started
 
     kept, tried, shares = [], [], []
-    with patch.object(ExactModule, "_require_kept", timed):
+    with patch.object(ExactModule, "require_kept", timed):
         for step in range(rounds):
             spent[0], started = 0.0, clock()
             trainable.step(step, 0.01)

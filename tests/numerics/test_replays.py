@@ -181,7 +181,10 @@ def test_a_pass_that_reads_a_number_is_not_recorded():
     assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
 
 
-def test_a_recording_with_other_bits_is_refused(monkeypatch):
-    monkeypatch.setattr(RecordedDraws, "renew", lambda *_: None)  # the keys are whatever was in memory
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_recording_with_other_bits_is_refused(right, monkeypatch):
+    """In its first step, where keys are whatever was in memory, or in the second, where they are those of the first."""
+    renew = RecordedDraws.renew
+    monkeypatch.setattr(RecordedDraws, "renew", lambda self, step: renew(self, step) if step <= right else None)
     with pytest.raises(RefusedError, match="exact: a captured pass gave other bits than the model itself"):
         trained(Replayed, "decoder", steps=3)

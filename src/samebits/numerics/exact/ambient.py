@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.errors import RefusedError
+from samebits.numerics.exact.switches import switched, switches
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
@@ -167,3 +170,18 @@ def _refuse(what: str, hint: str) -> None:
 def threads() -> set[str]:
     """Names of Python's threads except the current one."""
     return {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
+
+
+@contextmanager
+def building(engine: Engine) -> Iterator[None]:
+    """Context for a factory, whose refusals are the engine's; it may leave no thread and no changed switch behind."""
+    running, before = threads(), switches()
+    with engine, guarded(engine, builds=True):
+        yield
+    if left := sorted(threads() - running):
+        why = f"the factory leaves a thread running ({left[0]}), in which nothing is looked at"
+        hint = "end it before the factory returns, or set train.numerics: [fast]"
+        engine.refuse(RefusedError(why, hint=hint))
+    if name := switched(before):
+        hint = "leave it as it was, or set train.numerics: [fast]"
+        engine.refuse(RefusedError(f"the factory changes a switch of PyTorch's: {name}", hint=hint))

@@ -63,14 +63,10 @@ class ExactModule(nn.Module):
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._recurs = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        self._weights = WeightCache()
+        self.weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
         self._changes_seen = numerics.running.changes
         self.replays: Replays | None = None
-
-    def forget_rounded(self) -> None:
-        """Round weights again in the next pass."""
-        self._weights = WeightCache()
 
     def forward(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
         """Run the model on every shard as if it were alone, or replay such a pass."""
@@ -93,7 +89,7 @@ class ExactModule(nn.Module):
         batch = inputs.flatten(0, 1)
         places = {id(parameter): place for place, parameter in self._by_place()}
         windows, global_batch = self._numerics.windows, self._numerics.samples
-        scope = Scope(windows=windows, global_batch=global_batch, samples=batch.shape[0], rounded=self._weights)
+        scope = Scope(windows=windows, global_batch=global_batch, samples=batch.shape[0], rounded=self.weights)
         with self._engine(step, shards), WholeBatch(scope, lambda p: places[id(p)]):
             outputs = logits_of(self.model(batch))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
@@ -107,14 +103,14 @@ class ExactModule(nn.Module):
             self._kept = {}
             if at_once and self._numerics.batch_norm == "global":
                 self._numerics.apart, at_once = _REPLICAS, False
-        self._require_kept(mode)
+        self.require_kept(mode)
         outputs = self._run_together(part, shards, step, values) if at_once else None
         if outputs is None:
             outputs = self._run_each(unbound(part), shards, step, values)
         for place, value in values.items():
             if value._version != versions[place]:
                 raise written_in_forward(f"model.{place}")
-        self._require_kept(mode)
+        self.require_kept(mode)
         return outputs
 
     def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
@@ -277,12 +273,7 @@ class ExactModule(nn.Module):
         """Float32 values of the parameters, as the model sees them."""
         return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
-    def require_kept(self) -> None:
-        """See ``_require_kept``; of a model that Python does not run in this step."""
-        if not self._numerics.independent:
-            self._require_kept(self.model.training)
-
-    def _require_kept(self, mode: bool) -> None:
+    def require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything but its parameters since its first check in this mode."""
         running = self._numerics.running
         if self._changes_seen != running.changes:

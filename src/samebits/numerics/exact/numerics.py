@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.host.variables import SHARDS
-from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary, integer_products
 from samebits.numerics.exact.backward import run_backward
@@ -26,17 +25,15 @@ from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.losses import SummedLoss, each_loss
 from samebits.numerics.exact.module import ExactModule, Part
-from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
+from samebits.numerics.exact.optimizers import ExactOptimizer, optimizer_of
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.replays import CudaGraphs, Replays
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
-from samebits.numerics.exact.switches import switched, switches
 from samebits.numerics.exact.together import UNTRIED, why_apart, why_apart_at_first
 from samebits.numerics.exact.windows import Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
-from samebits.numerics.optimizers import grouped, optimizer_for
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
@@ -125,17 +122,9 @@ class ExactNumerics(Numerics):
         Raises RefusedError, or notes it in ``refusals``. Refused are also factories that leave a thread running or
         change PyTorch's switches.
         """
-        threads, before = ambient.threads(), switches()
         engine = Engine(builds=True) if refusals is None else Survey(refusals, builds=True)
-        with engine, ambient.guarded(engine, builds=True):
+        with ambient.building(engine):
             yield
-        if left := sorted(ambient.threads() - threads):
-            why = f"the factory leaves a thread running ({left[0]}), in which nothing is looked at"
-            hint = "end it before the factory returns, or set train.numerics: [fast]"
-            engine.refuse(RefusedError(why, hint=hint))
-        if name := switched(before):
-            hint = "leave it as it was, or set train.numerics: [fast]"
-            engine.refuse(RefusedError(f"the factory changes a switch of PyTorch's: {name}", hint=hint))
 
     def prepare(self, model: nn.Module) -> None:
         """Give the model float64 parameters, see ``widen``. Raises RefusedError: see ``refused_parts``."""
@@ -291,18 +280,7 @@ class ExactNumerics(Numerics):
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
-        chosen = self._train.optimizer
-        common: dict[str, Any] = {"lr": chosen.lr, "terms": self._terms, "clip": self._train.clip_grad_norm}
-        plain = not (chosen.kwargs or parameter_groups_of(model) or optimizer_of(model))
-        if chosen.name == "sgd" and plain:
-            return SGD(self._groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
-        if chosen.name == "adamw" and plain:
-            return AdamW(self._groups, weight_decay=chosen.weight_decay, **common)
-
-        def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            return optimizer_for(model, chosen, groups, foreach=False, fused=False)
-
-        return TorchOptimizer(self._groups, make, grouped(model), **common)
+        return optimizer_of(self._train, model, self._groups, self._terms)
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""

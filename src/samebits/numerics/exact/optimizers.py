@@ -18,11 +18,13 @@ from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
+from samebits.models import experiment
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.compiled.library import compiled, gathered, threads
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import blocks
 from samebits.numerics.exact.sums import fixed_order_sum
+from samebits.numerics.optimizers import grouped, optimizer_for
 from samebits.portable.floats import PortableFloat, portable
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from samebits.numerics.exact.compiled.library import Kernels
+    from samebits.params.schema import Train
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -288,3 +291,19 @@ class _PortableItems(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         return PortableFloat(result) if type(result) is float else result
+
+
+def optimizer_of(train: Train, model: nn.Module, groups: list[list[nn.Parameter]], terms: int) -> ExactOptimizer:
+    """The optimizer that ``train.optimizer`` names, over groups of tied parameters; losses are means of ``terms``."""
+    chosen = train.optimizer
+    common: dict[str, Any] = {"lr": chosen.lr, "terms": terms, "clip": train.clip_grad_norm}
+    plain = not (chosen.kwargs or experiment.parameter_groups_of(model) or experiment.optimizer_of(model))
+    if chosen.name == "sgd" and plain:
+        return SGD(groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
+    if chosen.name == "adamw" and plain:
+        return AdamW(groups, weight_decay=chosen.weight_decay, **common)
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return optimizer_for(model, chosen, groups, foreach=False, fused=False)
+
+    return TorchOptimizer(groups, make, grouped(model), **common)

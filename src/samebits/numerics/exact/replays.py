@@ -25,6 +25,7 @@ from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
+from samebits.numerics.exact.whole import WeightCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.numerics import ExactNumerics
 
     Made = list[Tensor | None]
+
+_CHECKED = 2  # steps after a recording: also one with other weights than it was made with
 
 
 class Recorder(Protocol):
@@ -69,6 +72,7 @@ class Replays:
     """The recorded passes of one training, if its model can be recorded; ``why_not`` says why it was not."""
 
     why_not: str | None = None
+    _unchecked = 0
 
     def __init__(self, numerics: ExactNumerics, recorder: Recorder) -> None:
         self._numerics, self._recorder = numerics, recorder
@@ -84,34 +88,45 @@ class Replays:
         key = shards, self._numerics.apart, windows.apart, [x.shape for _, x in leaves_of(given)]
         if self._passes is None or self._passes.key != key:
             self._passes = None  # its memory is free for the next one
-            self._passes = self._recorded(module, run, given, key, step)
+            self._passes = self._recorded(module, run, given, key)
         if self._passes is None:
             return run(inputs, targets=targets)
-        module.require_kept()
+        if not self._numerics.independent:
+            module.require_kept(module.model.training)
+        if self._unchecked:
+            self._unchecked -= 1
+            self._require_same(self._passes, self._plain(module, run), given, step)
         return self._passes(given, step)
 
     def _recorded(
-        self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any, step: int
+        self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any
     ) -> _Passes | None:
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        plain = self._plain(module, run)
         try:
-            plain = _Plain(self._numerics, run, trained)
-            expected = plain.both(given)
+            plain.both(given)  # so that all windows are in memory
+            module.weights = WeightCache()  # recorded passes round them again in each step
             passes = _Passes(key, plain, given, self._recorder)
-            # Nodes of the recorded passes stay alive, and PyTorch would warn that they belong to another stream.
-            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-            found = passes.both(given, step)
         except RuntimeError as error:  # among them whatever CUDA says of a capture
             if is_out_of_memory(error):
                 raise
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"
             return None
         finally:
-            module.forget_rounded()
-        if _bits_of(found) != _bits_of(expected):
+            module.weights = WeightCache()
+        # Nodes of the recorded passes stay alive, and PyTorch would warn that they belong to another stream.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        self._unchecked = _CHECKED
+        return passes
+
+    def _plain(self, module: ExactModule, run: Callable[..., Tensor]) -> _Plain:
+        return _Plain(self._numerics, run, {name: p for name, p in module.named_parameters() if p.requires_grad})
+
+    @staticmethod
+    def _require_same(passes: _Passes, plain: _Plain, given: tuple[Nested, Nested], step: int) -> None:
+        """Raise RefusedError if a replay gives other bits than Python's passes."""
+        if _bits_of(passes.both(given, step)) != _bits_of(plain.both(given)):
             why = "a captured pass gave other bits than the model itself"
             raise RefusedError(why, hint="set train.cuda_graphs: false")
-        return passes
 
 
 def _bits_of(made: Made) -> list[bytes | memoryview | None]:
