@@ -4,9 +4,10 @@
 
 On one device, the whole batch, in turns within one process, by CPU time on one thread (by wall time on a GPU). The
 breakdown is of one exact step by its parts. Plain float64 is the model and its loss in PyTorch's own float64: what a
-matrix product on float64 units costs at least; ``python`` is exact without the kernels that are compiled for a CPU. Of
-a user's own model ``kept`` is how long it takes to see whether forward has written anything, twice in a step, and
-``tried`` how long to feed some shards twice, which few steps do.
+matrix product on float64 units costs at least; ``python`` is exact without the kernels that are compiled for a CPU, and
+``graphs``, on a GPU, exact whose passes are replayed. Of a user's own model ``kept`` is how long it takes to see
+whether forward has written anything, twice in a step, and ``tried`` how long to feed some shards twice, which few steps
+do.
 """
 
 from __future__ import annotations
@@ -219,6 +220,9 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
     }
     if library.chosen() is not None:
         variants["python"] = Variant(running(exact, steps).run, partial(without_kernels, exact))
+    if worker.device.type == "cuda":
+        replayed = params.model_copy(update={"train": params.train.model_copy(update={"cuda_graphs": True})})
+        variants["graphs"] = running(kit(set_up(replayed, "exact", folder), folder), steps)
     interleave(variants, 2, worker, clock)
     seconds = interleave(variants, rounds, worker, clock)
     ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in variants if name != "exact"}
