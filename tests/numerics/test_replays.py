@@ -76,7 +76,7 @@ class Replayed(ExactNumerics):
 
     def module(self, model):
         module = super().module(model)
-        self.replay(module, self.recorder)
+        self.replay(module, lambda: self.recorder)
         return module
 
 
@@ -116,7 +116,7 @@ def test_a_built_in_model_is_replayed_over_its_whole_batch(data_dir):
     """From the start, and again after a reset, with dropout, momentum and clipped gradients."""
     plain, other = (make_trainable(data_dir, "exact").trainable for _ in range(2))
     recorder = RunAgain(other.numerics)
-    other.numerics.replay(other._unwrapped, recorder)
+    other.numerics.replay(other._unwrapped, lambda: recorder)
     expected = train_from_start(plain)
     for _ in range(2):
         assert train_from_start(other).losses == expected.losses
@@ -136,7 +136,7 @@ def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_d
         windows = trainable.numerics.windows
         if replays:
             recorder = RunAgain(trainable.numerics)
-            trainable.numerics.replay(trainable._unwrapped, recorder)
+            trainable.numerics.replay(trainable._unwrapped, lambda recorder=recorder: recorder)
 
         def settle(*args, windows=windows, settle=windows.settle):
             fits = settle(*args)

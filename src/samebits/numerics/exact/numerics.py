@@ -154,10 +154,10 @@ class ExactNumerics(Numerics):
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
         """Record the passes as soon as their windows are agreed."""
-        self.replay(module, CudaGraphs(self._device))
+        self.replay(module, partial(CudaGraphs, self._device))
 
-    def replay(self, module: nn.Module, recorder: Recorder) -> None:
-        """Have the passes of this module recorded, and replayed from then on."""
+    def replay(self, module: nn.Module, recorder: Callable[[], Recorder]) -> None:
+        """Have the passes of this module recorded, by a new recorder each time, and replayed from then on."""
         assert isinstance(module, ExactModule)
         self._replays = module.replays = Replays(self, recorder)
 

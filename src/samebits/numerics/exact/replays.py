@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError, first_line
@@ -47,18 +47,18 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """Recordings of one device, which share a pool of memory."""
+    """Recordings of both passes, which share a pool of memory, and the stream on which a backward pass follows."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
         """See ``Recorder``. Nothing is computed before the first replay."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
         library = chosen(self._device.type)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 if library:
                     library.forget_places()  # a replay has to fill its own with zeros
                 made = run()
@@ -74,7 +74,7 @@ class Replays:
     why_not: str | None = None
     _unchecked = 0
 
-    def __init__(self, numerics: ExactNumerics, recorder: Recorder) -> None:
+    def __init__(self, numerics: ExactNumerics, recorder: Callable[[], Recorder]) -> None:
         self._numerics, self._recorder = numerics, recorder
         self._passes: _Passes | None = None
         numerics.windows.in_memory = True
@@ -95,17 +95,17 @@ class Replays:
             module.require_kept(module.model.training)
         if self._unchecked:
             self._unchecked -= 1
-            self._require_same(self._passes, self._plain(module, run), given, step)
+            self._require_same(self._passes, _Plain(self._numerics, module, run), given, step)
         return self._passes(given, step)
 
     def _recorded(
         self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any
     ) -> _Passes | None:
-        plain = self._plain(module, run)
+        plain = _Plain(self._numerics, module, run)
         try:
             plain.both(given)  # so that all windows are in memory
             module.weights = WeightCache()  # recorded passes round them again in each step
-            passes = _Passes(key, plain, given, self._recorder)
+            passes = _Passes(key, plain, given, self._recorder())
         except RuntimeError as error:  # among them whatever CUDA says of a capture
             if is_out_of_memory(error):
                 raise
@@ -113,13 +113,8 @@ class Replays:
             return None
         finally:
             module.weights = WeightCache()
-        # Nodes of the recorded passes stay alive, and PyTorch would warn that they belong to another stream.
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self._unchecked = _CHECKED
         return passes
-
-    def _plain(self, module: ExactModule, run: Callable[..., Tensor]) -> _Plain:
-        return _Plain(self._numerics, run, {name: p for name, p in module.named_parameters() if p.requires_grad})
 
     @staticmethod
     def _require_same(passes: _Passes, plain: _Plain, given: tuple[Nested, Nested], step: int) -> None:
@@ -147,10 +142,16 @@ class _Noted(NamedTuple):
 
 
 class _Plain:
-    """Both passes as Python runs them, the second over what the first has kept."""
+    """Both passes as Python runs them, the second over what the first has kept.
 
-    def __init__(self, numerics: ExactNumerics, run: Callable[..., Tensor], trained: dict[str, torch.nn.Parameter]):
-        self._numerics, self._run, self.trained = numerics, run, trained
+    They run with parameters that have the memory of the module's own: those are known to PyTorch's graph of another
+    stream, from before, and a recording may not wait for that.
+    """
+
+    def __init__(self, numerics: ExactNumerics, module: ExactModule, run: Callable[..., Tensor]) -> None:
+        self._numerics, self._module, self._run = numerics, module, run
+        self._own = {p: nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+        self.trained = [p for p in self._own if p.requires_grad]
         self.noted = _Noted({}, [], {})
         self._draws = RecordedDraws(numerics.seed)
         self._outputs: Tensor | None = None
@@ -165,9 +166,24 @@ class _Plain:
         self._numerics.windows.give(noted.sizes, noted.refusals)
         self._numerics.running.give(noted.calls)
 
+    @contextmanager
+    def _with_others(self) -> Iterator[None]:
+        """Context with the other parameters in place of the module's own."""
+        places = [
+            (part._parameters, name, p) for part in self._module.modules() for name, p in part._parameters.items()
+        ]
+        try:
+            for holder, name, p in places:
+                holder[name] = None if p is None else self._own[p]
+            yield
+        finally:
+            for holder, name, p in places:
+                holder[name] = p
+
     def forward(self, given: tuple[Nested, Nested]) -> Made:
         """Outputs, and what is noted."""
-        self._outputs = self._run(given[0], targets=given[1])
+        with self._with_others():
+            self._outputs = self._run(given[0], targets=given[1])
         return [self._outputs.detach(), *self._take().tensors()]
 
     def backward(self, slopes: Tensor) -> Made:
@@ -176,7 +192,7 @@ class _Plain:
         assert outputs is not None
         engine = Engine(defer=self._numerics.windows.defer)
         with engine, GradientsUnread(engine):
-            grads = gradients(outputs, dict(self.trained), slopes)
+            grads = gradients(outputs, {str(i): self._own[p] for i, p in enumerate(self.trained)}, slopes)
         return [*grads, *self._take().tensors()]
 
     def both(self, given: tuple[Nested, Nested]) -> Made:
@@ -223,7 +239,7 @@ class _Passes:
 
     def __call__(self, given: tuple[Nested, Nested], step: int) -> Tensor:
         """The outputs, whose gradients reach the parameters by the other recording."""
-        outputs: Tensor = _Played.apply(self, given, step, *self._plain.trained.values())  # type: ignore[no-untyped-call]
+        outputs: Tensor = _Played.apply(self, given, step, *self._plain.trained)  # type: ignore[no-untyped-call]
         return outputs
 
     def both(self, given: tuple[Nested, Nested], step: int) -> Made:
