@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from ruamel.yaml import YAML
 
 import cost_model
@@ -19,11 +18,9 @@ from conftest import ROOT
 from samebits.engines.stage import named_paths
 from samebits.errors import UserError
 from samebits.params import load_params, require_every_key
-from samebits.records.breakdown import Bounds, Breakdown, Phases, RankPhases
 from samebits.records.run import read_losses
 from samebits.results import verify
 from samebits.stages.pipeline import stages
-from samples import run_record
 
 GPU = load_params(ROOT / "gpu/params.yaml")
 
@@ -290,37 +287,22 @@ def test_the_page_has_the_tables_of_the_tool(works, monkeypatch):
     assert written == cost_model.filled(written), "run `python tools/cost_model.py`"
 
 
-def test_the_rate_of_products_is_that_of_a_step_s_own(works, monkeypatch):
+def test_products_copies_and_steps_are_timed_in_turns(works, monkeypatch):
     """Each operation takes a second here: the products of three layers, and of their gradients but for the inputs'."""
-    seconds, threads = itertools.count(), torch.get_num_threads()
+    seconds = itertools.count()
     monkeypatch.setattr(cost_model, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    rate = cost_model.rate_of_products(load_params(ROOT / "params.yaml"), 2, 1)
-    torch.set_num_threads(threads)
-    assert rate == pytest.approx(works["params.yaml"].flop / 2 / 8)
+    monkeypatch.setattr(cost_model, "TURNS", 2)
+    monkeypatch.setattr(cost_model, "COPIED", 8)
+    assert [*cost_model.turns(load_params(ROOT / "params.yaml"))] == [cost_model.Turn(8, 1 / 64, 1)] * 2
 
 
-def test_a_run_is_predicted_from_its_own_rates(works, monkeypatch):
-    """Waits for a core are nobody's work, and neither is communication."""
-    phases = [Phases(forward=20.0, backward=30.0, queued=900.0), Phases(forward=20.0, backward=28.0)]
-    breakdown = Breakdown(
-        steps=1,
-        plain_ms=(50.0, 50.0),
-        noted_ms=(50.0, 50.0),
-        ranks=(RankPhases(noted=tuple(phases), threads=1),),
-        bounds=Bounds(copy_gb_per_s=20.0, optimizer_floor_ms=0.1),
-        cores=2,
-        other_cores=0.0,
-    )
-    record = run_record("single", breakdown=breakdown)
-    run = SimpleNamespace(name="single-fast", record=record)
-    monkeypatch.setattr(cost_model, "read_run", lambda folder: run)
-    monkeypatch.setattr(cost_model, "work_of", lambda params: works["params.yaml"])
-    monkeypatch.setattr(cost_model, "rate_of_products", lambda params, devices, threads: 80e9 * devices * threads)
-    (line,) = cost_model.prediction_of(Path("runs/single-fast"))
+def test_a_step_is_predicted_from_the_rates_of_its_own_turn(works, monkeypatch):
     work = works["params.yaml"]
-    parts = (work.flop / 80e6, (work.row_bytes + work.fixed_bytes) / 20e6, work.launches * cost_model.LAUNCH_US / 1e3)
-    assert float(re.search(r"predicted ([\d.]+) ms", line)[1]) == pytest.approx(sum(parts), abs=0.01)
-    assert "measured 49.00: " in line
-    run.record = record.model_copy(update={"breakdown": None})
-    with pytest.raises(UserError, match=r"^runs/x: it has no phases of a CPU, expected a training in fast numerics"):
-        list(cost_model.prediction_of(Path("runs/x")))
+    moved, issued = work.row_bytes + work.fixed_bytes, work.launches * cost_model.LAUNCH_US / 1e6
+    found = [cost_model.Turn(0.04, 0.01 / moved, 0.05 + issued), cost_model.Turn(0.08, 0.02 / moved, 0.08 + issued),
+             cost_model.Turn(0.02, 0.02 / moved, 0.05 + issued)]  # fmt: skip
+    monkeypatch.setattr(cost_model, "work_of", lambda params: work)
+    monkeypatch.setattr(cost_model, "turns", lambda params: found)
+    (line,) = cost_model.prediction_here(load_params(ROOT / "params.yaml"))
+    assert line.startswith(f"predicted {60 + 1e3 * issued:.2f} ms a step (products 40.00 at ")
+    assert re.search(r"measured 50\.\d\d: \+0% \(-20% to \+2\d% in 3 turns\)$", line)

@@ -2,10 +2,11 @@
 
 \b
     python tools/cost_model.py gpu/params.yaml
-    python tools/cost_model.py params.yaml --run runs/single-fast
+    python tools/cost_model.py params.yaml --here
 
-With --run the rates are those that this CPU reaches, for products of a step's own and for copies in the training, and
-the prediction stands beside the training's own time: what the model leaves out shows there.
+With --here the rates are those that this CPU reaches, for products of a step's own and for copies, and the prediction
+stands beside the time of whole steps: what the model leaves out shows there. All three are timed in turns, since the
+speed of a host may change.
 docs/concepts/gpu-experiment.md has the formulas and the first table; run without arguments, this writes that table.
 """
 
@@ -15,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -23,10 +24,9 @@ from hosts_page import hosts
 from pages import between, row
 from samebits.data.prepare import prepare
 from samebits.doctor.machine import slower_in_exact
-from samebits.errors import UserError, exit_on_error
+from samebits.errors import exit_on_error
 from samebits.files import scratch_folder
 from samebits.params import load_params
-from samebits.records.run import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +43,7 @@ LAUNCH_US = 6.0
 """Time in which Python and PyTorch issue one operation."""
 DEVICES = 4
 ROWS = 64  # of the batches in which a step's work is counted
+TURNS, COPIED = 9, 1 << 24  # of a check; float32 numbers of a copy, which are more than caches hold
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Work:
 
 
 class Step:
-    """Steps of ``params`` in fast numerics without the optimizer, on this CPU; ``forward`` is called in between."""
+    """Steps of ``params`` in fast numerics on this CPU; ``forward`` and ``update`` are called after the passes."""
 
     def __init__(self, params: Params) -> None:
         from samebits.training.models.build import build_model
@@ -109,7 +110,13 @@ class Step:
         inputs = torch.zeros(rows, *card.input_shape, dtype=kinds.get(card.input_dtype, torch.float32))
         return inputs, torch.zeros(rows, *card.target_shape, dtype=kinds.get(card.target_dtype, torch.float32))
 
-    def run(self, inputs: Tensor, targets: Tensor, forward: Callable[[], object] = lambda: None) -> Tensor:
+    def run(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        forward: Callable[[], object] = lambda: None,
+        update: Callable[[], object] = lambda: None,
+    ) -> Tensor:
         """Make one; the outputs."""
         from torch.nn import functional
 
@@ -120,6 +127,7 @@ class Step:
         else:
             loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
+        update()
         self.model.zero_grad()
         return outputs
 
@@ -175,10 +183,18 @@ def work_of(params: Params) -> Work:
     )
 
 
-def rate_of_products(params: Params, devices: int, threads: int) -> float:
-    """FLOP/s that the products of a step reach on this CPU, on one device's share: the fastest of three steps."""
+class Turn(NamedTuple):
+    """Seconds of a step's products alone, of a byte that is copied, and of a whole step."""
+
+    products: float
+    byte: float
+    step: float
+
+
+def turns(params: Params) -> Iterator[Turn]:
+    """Time each on this CPU, one after the other; the first turn, in which memory is new, is left out."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+    from torch.utils.flop_counter import flop_registry
 
     from samebits.numerics.dispatch import EagerDispatchMode
 
@@ -195,16 +211,17 @@ def rate_of_products(params: Params, devices: int, threads: int) -> float:
             return out
 
     step = Step(params)
-    batch = step.batch(params.train.global_batch_size // devices)
-    torch.set_num_threads(threads)
-    with FlopCounterMode(display=False) as flops:
-        step.run(*batch)
-    clocks = []
-    for _ in range(3):
+    batch, numbers = step.batch(params.train.global_batch_size), torch.ones(2, COPIED)
+    optimizer = torch.optim.SGD(step.model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    for number in range(TURNS + 1):
         with Clock() as clock:
             step.run(*batch)
-        clocks.append(clock.seconds)
-    return float(flops.get_total_flops() / min(clocks))
+        started = time.perf_counter()
+        numbers[0].copy_(numbers[1])
+        copied = time.perf_counter()
+        step.run(*batch, update=optimizer.step)
+        if number:
+            yield Turn(clock.seconds, (copied - started) / numbers.nbytes, time.perf_counter() - copied)
 
 
 def single_ms(work: Work, device: Device, tflops: float, devices: int = 1) -> float:
@@ -269,26 +286,17 @@ def assumptions() -> Iterator[str]:
         yield row(gpu.name, rates, *(f"{figure:g}" for figure in (gpu.memory, gpu.reduce, gpu.latency_us, gpu.link)))
 
 
-def prediction_of(folder: Path) -> Iterator[str]:
-    """A CPU's step without communication as the rates that it reaches predict it, and as it was measured."""
-    run = read_run(folder)
-    record = run.record
-    if record.placement.device_type != "cpu" or record.breakdown is None:
-        text = f"{folder}: it has no phases of a CPU, expected a training in fast numerics with train.repeats above 1"
-        raise UserError(text, hint="name a run of a CPU, such as runs/single-fast")
-    work, devices = work_of(record.params), record.placement.devices_used
-    bounds = record.breakdown.bounds
-    rate = rate_of_products(record.params, devices, record.breakdown.ranks[0].threads)
-    computing = work.flop / devices / rate * 1e3
-    moving = (work.row_bytes / devices + work.fixed_bytes) / bounds.copy_gb_per_s / 1e6
-    issuing = work.launches * LAUNCH_US / 1e3
-    predicted = computing + moving + issuing
-    # Without communication, and without the time in which a ready thread waited for a core that others had.
-    turns = zip(*(rank.alone or rank.noted for rank in record.breakdown.ranks), strict=True)
-    measured = median(max(phases.total - phases.queued for phases in ranks) for ranks in turns)
+def prediction_here(params: Params) -> Iterator[str]:
+    """A step on this CPU as the rates that it reaches predict it, and as it was measured."""
+    work = work_of(params)
+    parts = [(t.products, t.byte * (work.row_bytes + work.fixed_bytes), work.launches * LAUNCH_US / 1e6, t.step)
+             for t in turns(params)]  # fmt: skip
+    errors = sorted(sum(part[:3]) / part[3] - 1 for part in parts)
+    products, moving, issuing, whole = (1e3 * median(values) for values in zip(*parts, strict=True))
     yield (
-        f"{run.name}: predicted {predicted:.2f} ms a step (products {computing:.2f} at {rate / 1e9:.1f} GFLOP/s, "
-        f"memory {moving:.2f}, operations {issuing:.2f}), measured {measured:.2f}: {predicted / measured - 1:+.0%}"
+        f"predicted {products + moving + issuing:.2f} ms a step (products {products:.2f} at "
+        f"{work.flop / products / 1e6:.1f} GFLOP/s, memory {moving:.2f}, operations {issuing:.2f}), "
+        f"measured {whole:.2f}: {median(errors):+.0%} ({errors[0]:+.0%} to {errors[-1]:+.0%} in {len(errors)} turns)"
     )
 
 
@@ -317,17 +325,14 @@ def filled(text: str) -> str:
 
 @click.command(help=__doc__)
 @click.argument("params_file", required=False, type=click.Path(path_type=Path))
-@click.option("--run", "folder", type=click.Path(path_type=Path), help="A run of a CPU, to predict it.")
-def main(params_file: Path | None, folder: Path | None) -> None:  # noqa: D103 - click
+@click.option("--here", is_flag=True, help="Predict a step on this CPU, and time it.")
+def main(params_file: Path | None, here: bool) -> None:  # noqa: D103 - click
     with exit_on_error():
-        lines: list[str] = []
-        if params_file is None and folder is None:
+        if params_file is None:
             PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-        if params_file:
-            lines += table(load_params(params_file))
-        if folder:
-            lines += prediction_of(folder)
-        click.echo("\n".join(lines))
+        else:
+            params = load_params(params_file)
+            click.echo("\n".join(prediction_here(params) if here else table(params)))
 
 
 if __name__ == "__main__":
