@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from hosts_page import hosts
+from hosts_page import devices_of, hosts
 from pages import between, row
 from samebits.data.prepare import prepare
 from samebits.doctor.machine import slower_in_exact
@@ -306,7 +306,7 @@ def measured() -> Iterator[str]:
     yield row("---", "---", *["---:"] * 3)
     for name, check in hosts().items():
         ran = check["steps"].get("repro", {}).get("rows", {}).get("single-fast")
-        if ran and ran["explanation"]:
+        if ran and ran["explanation"] and devices_of(check):
             copied = ran["explanation"]["bounds"]["copy_gb_per_s"]
             figures = (f"{ran['roof_tflops']:.1f}", f"{copied:,.0f}", f"{ran['step_time_ms']:.2f}")
             yield row(f"`{name}`", check["versions"]["torch"], *figures)
