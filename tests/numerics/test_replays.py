@@ -10,12 +10,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import exact_probe
 import test_exact_models as models
 from samebits.errors import RefusedError
+from samebits.numerics.exact.compiled import check
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
 from samebits.numerics.exact.numerics import ExactNumerics
 from trainables import make_trainable, train_from_start
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    """Without them masks of dropout are drawn on the host."""
+    assert check.start() is None
 
 
 class NoReads(TorchDispatchMode):
@@ -188,3 +195,24 @@ def test_a_recording_with_other_bits_is_refused(right, monkeypatch):
     monkeypatch.setattr(RecordedDraws, "renew", lambda self, step: renew(self, step) if step <= right else None)
     with pytest.raises(RefusedError, match="exact: a captured pass gave other bits than the model itself"):
         trained(Replayed, "decoder", steps=3)
+
+
+def test_what_a_pass_has_told_before_its_capture_failed_does_not_count(data_dir):
+    """On a GPU it would be memory that nothing has written."""
+    plain, other = (make_trainable(data_dir, "exact").trainable for _ in range(2))
+
+    class Fails(RunAgain):
+        def record(self, run):
+            made, replay = super().record(run)
+            if self.recorded == 2:  # the backward pass
+                for one in made:
+                    one.fill_(1e30)
+                self.numerics.windows.give(dict.fromkeys(self.numerics.windows.tops, made[-1:]), [])
+                raise RuntimeError("it cannot")
+            return made, replay
+
+    other.numerics.replay(other._unwrapped, lambda: Fails(other.numerics))
+    assert train_from_start(other).losses == train_from_start(plain).losses
+    assert weights_of(other) == weights_of(plain)
+    assert other.numerics.arithmetic().not_replayed == "the model cannot be captured: it cannot"
+    assert other.numerics.windows.widened == plain.numerics.windows.widened

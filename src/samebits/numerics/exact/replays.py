@@ -8,7 +8,7 @@ steps before.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -110,6 +110,7 @@ class Replays:
             if is_out_of_memory(error):
                 raise
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"
+            plain.forget()  # what has no values, since nothing was computed
             return None
         finally:
             module.weights = WeightCache()
@@ -160,6 +161,12 @@ class _Plain:
         numerics = self._numerics
         self.noted = _Noted(*numerics.windows.taken(), numerics.running.taken())
         return self.noted
+
+    def forget(self) -> None:
+        """Forget what passes have told in this step."""
+        with suppress(RuntimeError):
+            self._take()
+        self._numerics.running.taken()
 
     def give(self, noted: _Noted) -> None:
         """Let the step be settled by what a recorded pass has told."""

@@ -110,12 +110,14 @@ class Windows:
             self._recording = False
 
     def taken(self) -> tuple[dict[str, list[Tensor]], list[tuple[UserError, Tensor]]]:
-        """The sizes and refusals of passes so far, which count for this step no longer."""
-        if self._missing:
-            self._missing = False
+        """The sizes and refusals of passes so far, which count for this step no longer.
+
+        Raises RuntimeError: a place has no window yet.
+        """
+        found, missing = (self._seen, self._deferred), self._missing
+        self._seen, self._deferred, self._missing = {}, [], False
+        if missing:
             raise RuntimeError("a parameter is used in a way that no step before has used it")
-        found = self._seen, self._deferred
-        self._seen, self._deferred = {}, []
         return found
 
     def give(self, seen: Mapping[str, list[Tensor]], refusals: Iterable[tuple[UserError, Tensor]]) -> None:
