@@ -3,7 +3,8 @@
     python benchmarks/quality.py
     python benchmarks/quality.py --case regression --case tokens
 
-Each is trained by the pipeline's own scripts, under ``single``.
+Each is trained by the pipeline's own scripts, under ``single``. Two users' models are among them, with fewer samples:
+one with BatchNorm, which ``exact`` has by shard, or by the batch as ``fast`` has it on one device; and an LSTM.
 """
 
 from __future__ import annotations
@@ -18,23 +19,38 @@ from ruamel.yaml import YAML
 from common import BATCH, LEARNING_RATE, ROOT, few, save, some, stage, with_out_dir
 from samebits.records.run import Evaluation, read_run
 
-CASES = {
-    "vectors": ("vectors", "mlp"),
-    "wide": ("vectors", "wide_mlp"),
-    "regression": ("regression", "mlp"),
-    "images": ("images", "convnet"),
-    "tokens": ("tokens", "gpt"),
-}
 NUMERICS = ("fast", "exact")
 SAMPLES = few(65_536, 1024)
+OF_A_USER = {"source": str(ROOT / "benchmarks/user_models.py"), "kwargs": {}}
 
 
-def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
+def case_of(task: str, model: str, samples: int = SAMPLES, **exact: str) -> dict[str, Any]:
+    """Changes of the default parameters."""
+    more = OF_A_USER if ":" in model else {}
+    return {"data": {"task": task, "num_samples": samples}, "model": {"name": model, **more}, "exact": exact}
+
+
+CASES = {
+    "vectors": case_of("vectors", "mlp"),
+    "wide": case_of("vectors", "wide_mlp"),
+    "regression": case_of("regression", "mlp"),
+    "images": case_of("images", "convnet"),
+    "tokens": case_of("tokens", "gpt"),
+    **{
+        f"batch-norm-{form}": case_of("images", "user_models:Normed", SAMPLES // 4, batch_norm=form)
+        for form in ("shard", "global")
+    },
+    "recurrent": case_of("tokens", "user_models:LSTM", SAMPLES // 4),
+}
+
+
+def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Test losses in both numerics, and what the exact training counted."""
     params = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    params["data"]["task"], params["model"]["name"], params["train"]["repeats"] = task, model, 1
-    params["data"]["num_samples"] = SAMPLES
-    params["train"]["global_batch_size"], params["train"]["optimizer"]["lr"] = BATCH, LEARNING_RATE
+    for section, values in changes.items():
+        params[section] |= values
+    params["train"] |= {"repeats": 1, "global_batch_size": BATCH}
+    params["train"]["optimizer"]["lr"] = LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
     stage("prepare", folder=folder)
     losses: dict[str, float] = {}
@@ -45,9 +61,10 @@ def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
         losses[numerics] = evaluation.eval_loss
     exact = read_run(folder / "runs/single-exact")
     assert exact.record.arithmetic
+    form = "".join(f" with batch_norm: {form}" for form in changes["exact"].values())
     return {
-        "task": task,
-        "model": model,
+        "task": changes["data"]["task"],
+        "model": changes["model"]["name"].rpartition(":")[2] + form,
         "steps": len(exact.losses),
         "eval_loss": losses,
         "relative_difference": losses["exact"] / losses["fast"] - 1,
@@ -63,7 +80,7 @@ def main(names: tuple[str, ...], out_dir: Path) -> None:
     cases = []
     for name in names or some(CASES):
         with TemporaryDirectory(prefix="samebits-") as folder:
-            case = measure(*CASES[name], Path(folder))
+            case = measure(CASES[name], Path(folder))
         cases.append(case)
         print(f"{name}: {case['eval_loss']}, {case['relative_difference']:+.3%}", flush=True)
     print(save(out_dir, "quality", {"question": "whether exact learns what fast learns", "cases": cases}))
