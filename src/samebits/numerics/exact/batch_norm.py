@@ -100,7 +100,7 @@ class RunningStatistics:
 
     def settle(self, model: nn.Module, largest_of_all: AllReduce, device: torch.device) -> None:
         """Give the model's buffers the mean of all shards. Every rank calls it. Raises RefusedError: see ``check``."""
-        calls, self._calls = self._calls, {}
+        calls = self.taken()
         if self._form == ():
             return
         buffers = dict(model.named_buffers())

@@ -288,9 +288,8 @@ class ExactModule(nn.Module):
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
         """The engine for a pass. Without gradients there is no end of a step that a refusal could be deferred to."""
         numerics, trains = self._numerics, torch.is_grad_enabled()
-        draws = Draws(numerics.seed, step, shards, recorded=numerics.recorded)
         return Engine(
-            draws,
+            Draws(numerics.seed, step, shards, recorded=numerics.recorded),
             defer=numerics.windows.defer if trains else None,
             kept=kept,
             replaced=numerics.replaced if trains else {},

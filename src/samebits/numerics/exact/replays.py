@@ -158,15 +158,14 @@ class _Plain:
         self._outputs: Tensor | None = None
 
     def _take(self) -> _Noted:
-        numerics = self._numerics
-        self.noted = _Noted(*numerics.windows.taken(), numerics.running.taken())
+        calls = self._numerics.running.taken()
+        self.noted = _Noted(*self._numerics.windows.taken(), calls)
         return self.noted
 
     def forget(self) -> None:
         """Forget what passes have told in this step."""
         with suppress(RuntimeError):
             self._take()
-        self._numerics.running.taken()
 
     def give(self, noted: _Noted) -> None:
         """Let the step be settled by what a recorded pass has told."""
@@ -231,18 +230,14 @@ class _Passes:
     def __init__(self, key: Any, plain: _Plain, given: tuple[Nested, Nested], recorder: Recorder) -> None:
         self.key, self._plain = key, plain
         self._given = mapped(Tensor.clone, given)
-        forward, backward = partial(plain.forward, self._given), partial(self._backward_of, plain)
         with plain.recording(), torch.enable_grad():
-            (outputs, *_), self._forward = recorder.record(forward)
+            (outputs, *_), self._forward = recorder.record(partial(plain.forward, self._given))
             self._told = [plain.noted]
             assert outputs is not None
             self._outputs, self._slopes = outputs, torch.empty_like(outputs)
-            made, self._backward = recorder.record(backward)
+            made, self._backward = recorder.record(partial(plain.backward, self._slopes))
             self._told.append(plain.noted)
         self._grads = made[: len(plain.trained)]
-
-    def _backward_of(self, plain: _Plain) -> Made:
-        return plain.backward(self._slopes)
 
     def __call__(self, given: tuple[Nested, Nested], step: int) -> Tensor:
         """The outputs, whose gradients reach the parameters by the other recording."""
