@@ -27,10 +27,11 @@ from common import Variant, few, interleave, judged, result_of, save, some, with
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.training.batches import order_of
-from samebits.training.datasets import LoadedBatches, Samples
+from samebits.training.datasets import LoadedBatches
 from samebits.training.loop import Trainable, warm_up
 from samebits.training.meters import StepClock
 from samebits.training.placement import place
+from samebits.training.samples import Samples
 from samebits.training.worker import make_worker
 
 if TYPE_CHECKING:

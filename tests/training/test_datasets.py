@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -30,9 +31,10 @@ from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs
 from samebits.results.verdict_text import say_comparison
 from samebits.training.batches import Batches, load_data, order_of
-from samebits.training.datasets import LoadedBatches, Samples, apart, collate, described, digest, in_order
+from samebits.training.datasets import LoadedBatches, described, in_order
 from samebits.training.models import build
 from samebits.training.models.build import build_experiment
+from samebits.training.samples import Samples, apart
 from samebits.training.setup import Setup
 from samebits.training.worker import Worker
 from samples import placed
@@ -66,17 +68,84 @@ def test_random_numbers_of_a_sample_are_its_own():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
     samples = Samples("train_data", Drawing(), 8, 5)
-    ((first, _),) = samples.several([(0, 3)])
-    assert samples.several([(0, 4), (0, 3)])[1][0].equal(first)
+    first = samples.batch([(0, 3)]).samples[0][0]
+    assert samples.batch([(0, 4), (0, 3)]).samples[0][1].equal(first)
     another_seed, another_split = Samples("train_data", Drawing(), 8, 6), Samples("test_data", Drawing(), 8, 5)
     for source, key in ((samples, (1, 3)), (samples, (0, 4)), (another_seed, (0, 3)), (another_split, (0, 3))):
-        assert (source.several([key])[0][0][1:] != first[1:]).all()
+        assert (source.batch([key]).samples[0][0][1:] != first[1:]).all()
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # noqa: NPY002
     for loader in (NO_PROCESS, TWO, Loader(num_workers=3, prefetch_factor=1)):
         batches = [*in_order(samples, 3, loader, CPU)]
         assert [rows_of(inputs) for inputs, _ in batches] == [3, 3, 2]
         assert torch.cat([inputs for inputs, _ in batches])[3].equal(first)
         assert torch.cat([targets for _, targets in batches]).tolist() == [*range(8)]
+
+
+class Seldom(Drawing):
+    """Draws from Python's and NumPy's generators for some samples only; it counts how often each is made."""
+
+    def __init__(self, rare):
+        super().__init__(64)
+        self.rare, self.made = rare, Counter()
+
+    def __getitem__(self, number):
+        self.made[number] += 1
+        drawn = [random.random(), np.random.rand()] if number in self.rare else [0.0, 0.0]  # noqa: NPY002
+        return number, *drawn
+
+
+@pytest.mark.parametrize("rare", [(), (0,), (5,), (63,), (20, 40), (5, 8, 60)])
+def test_numbers_that_few_samples_draw_are_their_own(rare):
+    """Generators are seeded for each sample once one has drawn; the batch in which it did is made again, once."""
+    dataset = Seldom(rare)
+    together = Samples("train_data", dataset, 64, 5)
+    parts = [together.batch([(0, i) for i in range(start, start + 16)]) for start in range(0, 64, 16)]
+    found = torch.stack([torch.cat([part.samples[i] for part in parts]) for i in (1, 2)])
+    often = Counter(dataset.made)
+    for number in range(64):
+        alone = Samples("train_data", dataset, 64, 5).batch([(0, number)]).samples[1:]
+        assert found[:, number].equal(torch.cat(alone))
+        assert (found[:, number] != 0).all() == (number in rare)
+    again = {*range(rare[0] // 16 * 16, rare[0] // 16 * 16 + 16)} - {0} if rare and rare[0] else set()
+    assert often == Counter(range(64)) + Counter(again)
+
+
+def test_an_error_that_depends_on_a_draw_is_of_the_samples_own_number():
+    """The first draw of a batch has no seed of its own sample; what raised because of it is made again."""
+    seen = []
+
+    class Fails(Seldom):
+        def __getitem__(self, number):
+            drawn = random.random() if number > 2 else 0.0
+            if number == 5:
+                seen.append(drawn)
+                raise ValueError(drawn)
+            return drawn
+
+    for _ in range(2):
+        with pytest.raises(UserError, match="sample 5: ValueError: 0"):
+            Samples("train_data", Fails(()), 64, 5).batch([(0, number) for number in range(8)])
+    with pytest.raises(UserError):
+        Samples("train_data", Fails(()), 64, 5).batch([(0, 5)])
+    assert seen[0] != seen[1] == seen[3] == seen[4]
+
+
+def test_numpys_numbers_of_the_training_go_on_after_samples():
+    """Also the second of two normal numbers, which NumPy keeps, and of a generator that is not its usual one."""
+    samples, theirs = Samples("train_data", Drawing(), 8, 5), np.random.get_bit_generator()
+    for generator in (np.random.MT19937(3), np.random.PCG64(3)):
+        np.random.set_bit_generator(generator)
+        try:
+            state = np.random.get_state(legacy=False)  # noqa: NPY002
+            expected = [np.random.randn() for _ in range(4)]  # noqa: NPY002
+            np.random.set_state(state)  # noqa: NPY002
+            found = []
+            for number in range(4):
+                found.append(np.random.randn())  # noqa: NPY002
+                samples.batch([(0, number)])
+            assert found == expected
+        finally:
+            np.random.set_bit_generator(theirs)
 
 
 SPLITS = [
@@ -146,6 +215,8 @@ WRONG = [
     (Raising(), "train_data: sample 5: ZeroDivisionError: integer division or modulo by zero. hint: see tests/"),
     (Named(), "train_data: sample 0, its part file: it is str, expected a tensor, an array or a number. hint: "),
     (Ragged(), "train_data: sample 1 has 0.ids: int64 (2,), 1: int64 (), and sample 0 has 0.ids: int64 (1,), 1"),
+    ([np.arange(3)[::-1]], "train_data: sample 0: At least one stride in the given numpy array is negative"),
+    ([{"x": 2**70}], "train_data: sample 0, its part x: Overflow when unpacking long long. hint: convert it in the da"),
     (Typed(), "train_data: sample 1 has 0: float64 (2,), 1: int64 (), and sample 0 has 0: float32 (2,), 1: int64 ()"),
     (Optional(), "train_data: sample 1 has image: int64 (), mask: int64 (), and sample 0 has image: int64 ()"),
 ]  # fmt: skip
@@ -161,8 +232,8 @@ def test_what_is_wrong_with_a_dataset_is_said(dataset, message, loader):
 
 def test_samples_become_tensors_of_any_nesting():
     value = {"a": np.float32(1.5), "b": (2, True), "c": np.arange(3, dtype=np.int16), "d": 0.5, "e": None}
-    (batch,) = [collate("train_data", [(0, 0), (0, 1)], Samples("x", [value], 1, 0).several([(0, 0)] * 2))]
-    found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in leaves_of(batch)}
+    batch = Samples("x", [value], 1, 0).batch([(0, 0)] * 2)
+    found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in leaves_of(batch.samples)}
     assert found == {"a": ("torch.float32", (2,)), "b.0": ("torch.int64", (2,)), "b.1": ("torch.bool", (2,)),
                      "c": ("torch.int16", (2, 3)), "d": ("torch.float32", (2,))}  # fmt: skip
 
@@ -338,8 +409,8 @@ def test_the_guides_dataset_trains(stage, data_dir):
     ],
 )
 def test_a_digest_is_of_names_types_shapes_and_bytes(one, other, same):
-    one, other = (Samples("x", [value], 1, 0).several([(0, 0)])[0] for value in (one, other))
-    assert (digest(one) == digest(other)) is same
+    one, other = (Samples("x", [value], 1, 0).batch([(0, 0)], digests=True).digests for value in (one, other))
+    assert one.equal(other) is same
 
 
 @pytest.mark.parametrize("groups", [16, 5, 1])
@@ -358,7 +429,7 @@ def test_digests_do_not_depend_on_how_a_batch_is_split(split, groups):
         epoch, position = divmod(step, 3)
         numbers = order_of(0, epoch, 48)[position * 16 : position * 16 + 16].tolist()
         for place, number in enumerate(numbers):
-            expected[step, place * groups // 16] += digest(*samples.several([(epoch, number)]))
+            expected[step, place * groups // 16] += samples.batch([(epoch, number)], digests=True).digests[0]
     assert sums.equal(expected)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from numpy import ndarray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 Nested = Any
 """A tensor, or a dictionary, tuple, list or dataclass of such; None where there is nothing."""
+
+
+_LEAVES = {Tensor, ndarray, int, float, bool}
+"""The usual ones."""
 
 
 def children(nested: Nested) -> list[tuple[str, Nested]] | None:
@@ -52,6 +57,24 @@ def leaves_of(nested: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, nested
     for key, part in parts or ():
         yield from leaves_of(part, f"{name}.{key}" if name else key)
+
+
+def form_of(nested: Nested) -> tuple[Any, list[Any]]:
+    """What samples of the same containers share, and the leaves in the order of ``leaves_of``."""
+    leaves: list[Any] = []
+    return _form(nested, leaves), leaves
+
+
+def _form(nested: Nested, leaves: list[Any]) -> Any:
+    kind = type(nested)
+    if kind is tuple or kind is list:
+        return tuple([_form(part, leaves) for part in nested])
+    if nested is None:
+        return None
+    if kind in _LEAVES or isinstance(nested, Tensor) or (parts := children(nested)) is None:
+        leaves.append(nested)
+        return True
+    return tuple([(name, _form(part, leaves)) for name, part in parts])
 
 
 def refilled(nested: Nested, leaves: Iterable[Any]) -> Nested:

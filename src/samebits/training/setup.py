@@ -15,12 +15,13 @@ from samebits.numerics.fast import FastNumerics
 from samebits.records.batches import groups_of
 from samebits.remarks import BatchLoss
 from samebits.training.batches import Batches, Pair, load_data, model_inputs, on_device
-from samebits.training.datasets import TARGETS, LoadedBatches, Samples, described, in_order
+from samebits.training.datasets import TARGETS, LoadedBatches, described, in_order
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
 from samebits.training.metrics import evaluate
 from samebits.training.models.build import build_experiment
 from samebits.training.models.sources import Watched, find_sources, recalled
+from samebits.training.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,114 @@
+"""Random numbers of each sample of a dataset: Python's, NumPy's and PyTorch's on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from torch.utils.data import get_worker_info
+
+from samebits.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Key = tuple[int, int]
+"""The numbers of an epoch and of a sample."""
+
+
+class _Generator(NamedTuple):
+    """A generator that is slow to seed."""
+
+    seed: Callable[[int], None]
+    numbers: Callable[[], Any]
+    """128 bits."""
+
+    def follow(self, seed: int) -> Any:
+        """Seed it. Returns the numbers that it gives next."""
+        self.seed(seed)
+        numbers = self.numbers()
+        self.seed(seed)
+        return numbers
+
+
+_SLOW = (
+    _Generator(random.seed, partial(random.getrandbits, 128)),
+    _Generator(lambda seed: np.random.seed(seed % 2**32), partial(np.random.bytes, 16)),  # noqa: NPY002 - transforms use it
+)
+
+
+class SampleSeeds:
+    """Makes samples with random numbers of their own: a function of ``prefix``, epoch and number of the sample.
+
+    PyTorch's generator is seeded for each sample. Python's and NumPy's, whose seeds take longer than many a sample, are
+    seeded for each once a sample has drawn from them; until then once for several, which are made again if one draws.
+    The first sample of a process shows what its dataset draws from, so few are made twice.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._drawn: list[_Generator] = []
+        self._begun = False
+
+    def samples(self, make: Callable[[int], Any], keys: Sequence[Key]) -> list[Any]:
+        """What ``make`` returns for the number of each sample. Raises UserError: ``make`` has raised it."""
+        found = []
+        for several in (keys,) if self._begun else (keys[:1], keys[1:]):
+            while several:
+                idle = {one: one.follow(self._seed(several[0])) for one in _SLOW if one not in self._drawn}
+                try:
+                    made = [self._sample(make, key) for key in several]
+                except UserError:
+                    if not self._drew(idle) or len(several) == 1:
+                        raise
+                    continue
+                if not self._drew(idle) or len(several) == 1:
+                    found += made
+                    break
+        self._begun = True
+        return found
+
+    def _sample(self, make: Callable[[int], Any], key: Key) -> Any:
+        seed = self._seed(key)
+        torch.default_generator.manual_seed(seed)
+        for generator in self._drawn:
+            generator.seed(seed)
+        return make(key[1])
+
+    def _seed(self, key: Key) -> int:
+        text = f"{self._prefix} {key[0]} {key[1]}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+    def _drew(self, idle: dict[_Generator, Any]) -> bool:
+        """Whether samples have drawn from generators that were seeded once for all of them."""
+        drawn = [generator for generator, numbers in idle.items() if generator.numbers() != numbers]
+        self._drawn += drawn
+        return bool(drawn)
+
+
+_OWN = np.random.MT19937(0)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Put these random numbers back after the block, unless this process does nothing but load samples."""
+    if get_worker_info() is not None:
+        yield
+        return
+    python, numpy, of_torch = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()  # noqa: NPY002
+    theirs = mtrand.get_bit_generator()
+    mtrand.set_bit_generator(_OWN)  # quicker than a state that is set
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        mtrand.set_bit_generator(theirs)
+        if numpy["has_gauss"]:
+            np.random.set_state(numpy)  # noqa: NPY002
+        torch.default_generator.set_state(of_torch)
