@@ -6,14 +6,13 @@ A CPU's kernels add products in some order, which cannot matter. A GPU's may tra
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from samebits.numerics.exact import convolution_kernels
-from samebits.numerics.exact.compiled.library import compiled, threads
+from samebits.numerics.exact.compiled.library import compiled, sizes, threads
 from samebits.numerics.exact.grid import shifter, snap_, top
 from samebits.numerics.exact.integer_products import multiply
 from samebits.numerics.exact.unfolding import MOST_AXES, Geometry, fold, windows_of
@@ -168,8 +167,7 @@ def _compiled_folded(library: Kernels, rows: Tensor, x_shape: Sequence[int], geo
     if library.is_host or along is None or not library.takes(rows, dtype=torch.float64):
         return None
     out = rows.new_empty(x_shape)
-    numbers = rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *along
-    library.call("folded", rows, out, (ctypes.c_int64 * len(numbers))(*numbers))
+    library.call("folded", rows, out, sizes(rows.shape[0], x_shape[0], x_shape[1] // rows.shape[0], *along))
     return out
 
 

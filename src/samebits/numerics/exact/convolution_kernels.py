@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.compiled.library import threads
+from samebits.numerics.exact.compiled.library import sizes, threads
 from samebits.numerics.exact.unfolding import MOST_AXES
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def _answer(
     outputs, images = kernels[0] // layout.groups, left.shape[0]
     result = torch.empty(shape, dtype=torch.float64)
     if kernels[1] == 1 < layout.groups and (along_two := moves.along(2)):
-        numbers = [layout.groups, outputs, *along_two]
-        library.call(f"depthwise{what}", left, right, result, torch.tensor(numbers), images, threads())
+        numbers = sizes(layout.groups, outputs, *along_two)
+        library.call(f"depthwise{what}", left, right, result, numbers, images, threads())
         return result
-    numbers = [images, layout.groups, kernels[1], outputs, *along]
-    done = library.call(f"convolved{what}", left, right, result, torch.tensor(numbers), threads())
+    numbers = sizes(images, layout.groups, kernels[1], outputs, *along)
+    done = library.call(f"convolved{what}", left, right, result, numbers, threads())
     return result if done else None

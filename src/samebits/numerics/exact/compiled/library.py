@@ -97,6 +97,11 @@ def _as_number(argument: Argument) -> float:
     return ctypes.addressof(argument) if isinstance(argument, (ctypes.Structure, ctypes.Array)) else argument or 0
 
 
+def sizes(*numbers: int) -> ctypes.Array[Any]:
+    """Whole numbers as an argument of a kernel."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
 def _openmp() -> list[int]:
     """Addresses of the functions of PyTorch's own OpenMP, by which kernels share its threads; none if it has others."""
     loaded = ctypes.CDLL(None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.numerics.exact.compiled.library import compiled, threads
+from samebits.numerics.exact.compiled.library import compiled, sizes, threads
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
 from samebits.numerics.exact.operations.registry import EXACT, check_float32, wide
@@ -45,8 +44,7 @@ def _moves(library: Kernels, x: Tensor, geometry: Geometry) -> list[Any]:
     along = geometry.along(MOST_AXES)
     if along is None or max(geometry.dilation) > 1:
         return []
-    numbers = x.numel() // math.prod(geometry.size), *along
-    return [(ctypes.c_int64 * len(numbers))(*numbers), *([threads()] if library.is_host else [])]
+    return [sizes(x.numel() // math.prod(geometry.size), *along), *([threads()] if library.is_host else [])]
 
 
 def _largest(library: Kernels, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor] | None:
