@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,10 +25,13 @@ class _Generator(NamedTuple):
     """A generator that is slow to seed."""
 
     seed: Callable[[int], None]
-    numbers: Callable[[], Any]
-    """128 bits."""
+    number: Callable[[], float]
 
-    def follow(self, seed: int) -> Any:
+    def numbers(self) -> list[float]:
+        """The next ones, of 159 bits."""
+        return [self.number() for _ in range(3)]
+
+    def follow(self, seed: int) -> list[float]:
         """Seed it. Returns the numbers that it gives next."""
         self.seed(seed)
         numbers = self.numbers()
@@ -38,8 +40,8 @@ class _Generator(NamedTuple):
 
 
 _SLOW = (
-    _Generator(random.seed, partial(random.getrandbits, 128)),
-    _Generator(lambda seed: np.random.seed(seed % 2**32), partial(np.random.bytes, 16)),  # noqa: NPY002 - transforms use it
+    _Generator(random.seed, random.random),
+    _Generator(lambda seed: np.random.seed(seed % 2**32), np.random.random),  # noqa: NPY002 - transforms use it
 )
 
 
@@ -59,33 +61,34 @@ class SampleSeeds:
     def samples(self, make: Callable[[int], Any], keys: Sequence[Key]) -> list[Any]:
         """What ``make`` returns for the number of each sample. Raises UserError: ``make`` has raised it."""
         found = []
-        for several in (keys,) if self._begun else (keys[:1], keys[1:]):
-            while several:
-                idle = {one: one.follow(self._seed(several[0])) for one in _SLOW if one not in self._drawn}
-                try:
-                    made = [self._sample(make, key) for key in several]
-                except UserError:
-                    if not self._drew(idle) or len(several) == 1:
-                        raise
-                    continue
-                if not self._drew(idle) or len(several) == 1:
-                    found += made
-                    break
+        seeds = [self._seed(key) for key in keys]  # at once: between samples, code is out of the processor's cache
+        for part in (slice(None),) if self._begun else (slice(1), slice(1, None)):
+            found += self._seeded(make, [number for _, number in keys[part]], seeds[part])
         self._begun = True
         return found
 
-    def _sample(self, make: Callable[[int], Any], key: Key) -> Any:
-        seed = self._seed(key)
-        torch.default_generator.manual_seed(seed)
-        for generator in self._drawn:
-            generator.seed(seed)
-        return make(key[1])
+    def _seeded(self, make: Callable[[int], Any], numbers: Sequence[int], seeds: Sequence[int]) -> list[Any]:
+        idle = {one: one.follow(seeds[0]) for one in _SLOW if one not in self._drawn} if seeds else {}
+        seed_of_torch, drawn, made = torch.default_generator.manual_seed, tuple(self._drawn), []
+        try:
+            for number, seed in zip(numbers, seeds, strict=True):
+                seed_of_torch(seed)
+                for generator in drawn:
+                    generator.seed(seed)
+                made.append(make(number))
+        except UserError:
+            if not self._drew(idle) or len(seeds) == 1:
+                raise
+        else:
+            if not self._drew(idle) or len(seeds) == 1:
+                return made
+        return self._seeded(make, numbers, seeds)
 
     def _seed(self, key: Key) -> int:
         text = f"{self._prefix} {key[0]} {key[1]}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
-    def _drew(self, idle: dict[_Generator, Any]) -> bool:
+    def _drew(self, idle: dict[_Generator, list[float]]) -> bool:
         """Whether samples have drawn from generators that were seeded once for all of them."""
         drawn = [generator for generator, numbers in idle.items() if generator.numbers() != numbers]
         self._drawn += drawn
