@@ -129,26 +129,25 @@ def _joined(samples: Sequence[Nested], targets: torch.dtype | None) -> list[Tens
     forms, leaves = zip(*map(form_of, samples), strict=True)
     if forms.count(forms[0]) < len(forms) and len({tuple(leaf for leaf, _ in leaves_of(one)) for one in samples}) > 1:
         return None
-    joined = []
     last = len(leaves[0]) - 1 if isinstance(apart(samples[0]).targets, _TAKEN) else None
+    joined = []
     for index, column in enumerate(zip(*leaves, strict=True)):
-        try:
-            tensor = _column(column, targets if index == last else None)
-        except (TypeError, ValueError):
-            return None
-        if tensor is None:
+        if (tensor := _column(column, targets if index == last else None)) is None:
             return None
         joined.append(tensor)
     return joined
 
 
 def _column(values: Sequence[Any], kind: torch.dtype | None) -> Tensor | None:
-    """Values as one tensor, of this type if it fits; None if they are of several types or shapes."""
-    if {*map(type, values)} in _NUMBERS:
-        return _of_type(torch.tensor(values), kind)
+    """Values as one tensor, of this type if it fits; None if some are no tensors, or of several types or shapes."""
     if not all(isinstance(value, _TAKEN) for value in values):
         return None
-    tensors = [_of_type(torch.as_tensor(value), kind) for value in values]
+    try:
+        if {*map(type, values)} in _NUMBERS:
+            return _of_type(torch.tensor(values), kind)
+        tensors = [_of_type(torch.as_tensor(value), kind) for value in values]
+    except (TypeError, ValueError):
+        return None
     alike = len({*map(_DTYPE, tensors)}) == len({*map(_SHAPE, tensors)}) == 1
     return torch.stack(tensors) if alike else None
 
