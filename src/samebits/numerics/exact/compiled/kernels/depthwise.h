@@ -18,7 +18,14 @@ static struct moves moves_of(const i64 *n) {
 /* A plane is an image with its padding, as far as kernels reach. Where the stride is 1, rows of outputs are spread to
  * the width of a plane: then the output at a place is a sum of the plane's numbers at the same place plus an offset, one
  * for each number of the kernel, and one loop runs over all rows. Other strides go row by row. */
+#if defined(__AVX512F__)
 #define LANES 8
+#elif defined(__AVX__)
+#define LANES 4
+#else
+#define LANES 2
+#endif
+#define TILE 16 /* places at once, in registers; compilers keep vectors that are wider than those in memory */
 typedef double lanes __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
 struct depthwise {
     struct moves moves;
@@ -36,8 +43,8 @@ static struct depthwise begin(const struct depthwise *given) {
     d.spread_size = m->out[0] * m->plane[1];
     d.inside = m->padding[0] * m->plane[1] + m->padding[1];
     d.offsets = malloc((size_t)d.numbers * sizeof(i64));
-    d.plane = calloc((size_t)(d.plane_size + 2 * LANES), sizeof(double));
-    d.spread = calloc((size_t)(d.spread_size + 2 * d.reach + 2 * LANES), sizeof(double));
+    d.plane = calloc((size_t)(d.plane_size + TILE), sizeof(double));
+    d.spread = calloc((size_t)(d.spread_size + 2 * d.reach + TILE), sizeof(double));
     for (i64 n = 0; n < d.numbers; n++)
         d.offsets[n] = n / m->kernel[1] * m->dilation[0] * m->plane[1] + n % m->kernel[1] * m->dilation[1];
     return d;
@@ -53,25 +60,23 @@ static void copy_rows(double *to, i64 to_width, const double *from, i64 from_wid
 /* Sums of weights times numbers at offsets, for each of many places. */
 static void gather(double *to, const double *from, const i64 *offsets, i64 sign, const double *weights, i64 numbers,
                    i64 n) {
-    for (i64 i = 0; i < n; i += 2 * LANES) {
-        lanes first = {0}, second = {0};
+    for (i64 place = 0; place < n; place += TILE) {
+        lanes sums[TILE / LANES] = {{0}};
         for (i64 k = 0; k < numbers; k++) {
-            const double *x = from + i + sign * offsets[k];
-            first += weights[k] * *(const lanes *)x;
-            second += weights[k] * *(const lanes *)(x + LANES);
+            const double *x = from + place + sign * offsets[k];
+            for (int i = 0; i < TILE / LANES; i++) sums[i] += weights[k] * *(const lanes *)(x + i * LANES);
         }
-        *(lanes *)(to + i) = first;
-        *(lanes *)(to + i + LANES) = second;
+        for (int i = 0; i < TILE / LANES; i++) *(lanes *)(to + place + i * LANES) = sums[i];
     }
 }
 static double dot(const double *x, const double *y, i64 n) {
-    lanes first = {0}, second = {0};
-    for (i64 i = 0; i < n; i += 2 * LANES) {
-        first += *(const lanes *)(x + i) * *(const lanes *)(y + i);
-        second += *(const lanes *)(x + i + LANES) * *(const lanes *)(y + i + LANES);
-    }
+    lanes sums[TILE / LANES] = {{0}};
+    for (i64 place = 0; place < n; place += TILE)
+        for (int i = 0; i < TILE / LANES; i++)
+            sums[i] += *(const lanes *)(x + place + i * LANES) * *(const lanes *)(y + place + i * LANES);
+    for (int i = 1; i < TILE / LANES; i++) sums[0] += sums[i];
     double total = 0.0;
-    for (int i = 0; i < LANES; i++) total += first[i] + second[i];
+    for (int i = 0; i < LANES; i++) total += sums[0][i];
     return total;
 }
 #define EACH_OUTPUT(...) \
@@ -110,7 +115,7 @@ API void depthwise(const double *x, const double *kernels, double *y, const i64 
 static void depthwise_images_gradient_planes(const void *arguments, i64 first, i64 last) { /* a: gradients, b: kernels */
     struct depthwise d = begin(arguments);
     const struct moves *m = &d.moves;
-    double *sums = calloc((size_t)(d.plane_size + 2 * LANES), sizeof(double));
+    double *sums = calloc((size_t)(d.plane_size + TILE), sizeof(double));
     for (i64 index = first; index < last; index++) {
         double *y = d.y + index * m->size[0] * m->size[1];
         memset(y, 0, (size_t)(m->size[0] * m->size[1]) * sizeof(double));
