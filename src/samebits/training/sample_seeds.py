@@ -48,9 +48,10 @@ _SLOW = (
 class SampleSeeds:
     """Makes samples with random numbers of their own: a function of ``prefix``, epoch and number of the sample.
 
-    PyTorch's generator is seeded for each sample. Python's and NumPy's, whose seeds take longer than many a sample, are
-    seeded for each once a sample has drawn from them; until then once for several, which are made again if one draws.
-    The first sample of a process shows what its dataset draws from, so few are made twice.
+    PyTorch's generator is seeded before each sample. Seeding Python's and NumPy's takes longer than many a sample, so
+    they are seeded before each only where the dataset draws from them, which the first sample of a process mostly
+    shows. Until then they are seeded once for several samples; if one of these draws, they are all made again. A
+    dataset that puts a state back after it has drawn is not found out: its draws are then those of several samples.
     """
 
     def __init__(self, prefix: str) -> None:
