@@ -16,6 +16,7 @@
 #include "kernels/rows.h"
 #include "kernels/pooling.h"
 #include "kernels/cells.h"
+#include "kernels/vectors.h"
 #include "kernels/depthwise.h"
 #include "kernels/convolutions.h"
 #include "kernels/optimizers.h"

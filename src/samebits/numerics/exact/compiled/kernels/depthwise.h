@@ -18,15 +18,8 @@ static struct moves moves_of(const i64 *n) {
 /* A plane is an image with its padding, as far as kernels reach. Where the stride is 1, rows of outputs are spread to
  * the width of a plane: then the output at a place is a sum of the plane's numbers at the same place plus an offset, one
  * for each number of the kernel, and one loop runs over all rows. Other strides go row by row. */
-#if defined(__AVX512F__)
-#define LANES 8
-#elif defined(__AVX__)
-#define LANES 4
-#else
-#define LANES 2
-#endif
-#define TILE 16 /* places at once, in registers; compilers keep vectors that are wider than those in memory */
-typedef double lanes __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+#define TILE 16 /* places at once, in registers */
+typedef few lanes __attribute__((aligned(8), may_alias));
 struct depthwise {
     struct moves moves;
     const double *a, *b;
@@ -61,22 +54,22 @@ static void copy_rows(double *to, i64 to_width, const double *from, i64 from_wid
 static void gather(double *to, const double *from, const i64 *offsets, i64 sign, const double *weights, i64 numbers,
                    i64 n) {
     for (i64 place = 0; place < n; place += TILE) {
-        lanes sums[TILE / LANES] = {{0}};
+        lanes sums[TILE / FEW] = {{0}};
         for (i64 k = 0; k < numbers; k++) {
             const double *x = from + place + sign * offsets[k];
-            for (int i = 0; i < TILE / LANES; i++) sums[i] += weights[k] * *(const lanes *)(x + i * LANES);
+            for (int i = 0; i < TILE / FEW; i++) sums[i] += weights[k] * *(const lanes *)(x + i * FEW);
         }
-        for (int i = 0; i < TILE / LANES; i++) *(lanes *)(to + place + i * LANES) = sums[i];
+        for (int i = 0; i < TILE / FEW; i++) *(lanes *)(to + place + i * FEW) = sums[i];
     }
 }
 static double dot(const double *x, const double *y, i64 n) {
-    lanes sums[TILE / LANES] = {{0}};
+    lanes sums[TILE / FEW] = {{0}};
     for (i64 place = 0; place < n; place += TILE)
-        for (int i = 0; i < TILE / LANES; i++)
-            sums[i] += *(const lanes *)(x + place + i * LANES) * *(const lanes *)(y + place + i * LANES);
-    for (int i = 1; i < TILE / LANES; i++) sums[0] += sums[i];
+        for (int i = 0; i < TILE / FEW; i++)
+            sums[i] += *(const lanes *)(x + place + i * FEW) * *(const lanes *)(y + place + i * FEW);
+    for (int i = 1; i < TILE / FEW; i++) sums[0] += sums[i];
     double total = 0.0;
-    for (int i = 0; i < LANES; i++) total += sums[0][i];
+    for (int i = 0; i < FEW; i++) total += sums[0][i];
     return total;
 }
 #define EACH_OUTPUT(...) \
