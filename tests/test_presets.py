@@ -153,16 +153,9 @@ def folder_of_this_host(**environ):
 @pytest.mark.parametrize(
     ("host", "cuda", "devices", "preset", "folder", "said"),
     [
-        (
-            "A",
-            "13.0",
-            None,
-            None,
-            "gpu/",
-            "preset gpu, for the 4 GPUs here; PRESET=default takes the small experiment\n",
-        ),
-        ("B", "13.0", None, "", "gpu/", "preset gpu, for the 1 GPU here; PRESET=default takes the small experiment\n"),
-        ("C", "13.0", "2,3", None, "gpu/", "preset gpu, for the 2 GPUs here"),
+        ("A", "13.0", None, None, "gpu/", "gpu/params.yaml, for the 4 GPUs here; PRESET=default takes params.yaml\n"),
+        ("B", "13.0", None, "", "gpu/", "gpu/params.yaml, for the 1 GPU here; PRESET=default takes params.yaml\n"),
+        ("C", "13.0", "2,3", None, "gpu/", "gpu/params.yaml, for the 2 GPUs here"),
         ("A", "13.0", "", None, "", ""),
         ("A", None, None, None, "", ""),
         ("A", "13.0", None, "default", "", ""),
@@ -175,6 +168,24 @@ def test_the_preset_is_that_of_the_gpus_that_torch_has(host, cuda, devices, pres
     assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
     assert done.stderr.startswith(said)
     assert bool(done.stderr) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({"model": {"name": "mine:make"}}, "model"),
+        ({"data": {"task": "file", "num_samples": 64, "test_samples": 8, "kwargs": {"inputs": "x", "targets": "y"}}},
+         "data"),
+    ],
+)  # fmt: skip
+def test_what_is_ones_own_is_trained_on_gpus_too(changes, own, gpu_host, tmp_path, monkeypatch):
+    gpu_host("A")
+    monkeypatch.chdir(tmp_path)
+    YAML().dump(changes | {"train": {"global_batch_size": 64}}, Path("params.yaml"))
+    done = folder_of_this_host()
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    assert done.stderr == f"params.yaml, for the {own} of your own in it; PRESET=gpu takes gpu/params.yaml\n"
+    assert folder_of_this_host(PRESET="gpu").stdout == "gpu/\n"
 
 
 def test_a_host_without_gpus_takes_the_default_without_a_word():

@@ -206,7 +206,7 @@ def launched(script, stage):
 def is_running(pid):
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # ended before it was opened, or while it was read
         return False
 
 

@@ -32,8 +32,8 @@ def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """(..., M, K) times (..., K, N), float32 in, float64 out, without negative zeros.
 
-    With b = floor((53 - ceil(log2 K)) / 2) bits the error of an element is at most K * 2**-b * (1 + 2**-b / 2) times
-    the largest magnitudes in its row of ``a`` and its column of ``b``, where subnormal numbers count as normal.
+    With b = floor((53 - ceil(log2 K)) / 2) bits the error of an element is at most K * 2**-b * (2 + 2**-b) times the
+    largest magnitudes in its row of ``a`` and its column of ``b``, where subnormal numbers count as normal.
     """
     return exact_matmul(*on_grids(a, b))
 
