@@ -1043,7 +1043,7 @@ def test_batch_norm_is_warned_of_once(doctor):
     [
         ("nn.Linear(128, 10)", 0, "the same bits in either order, of 4 samples on 1 "),
         ("nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))", 0, "the same bits in either order, of 4 samples on"),
-        ("nn.Sequential(nn.Linear(128, 10), nn.RReLU())", 2, "RReLU in model.layer.1: rrelu_with_noise: its draws"),
+        ("nn.Sequential(nn.Linear(128, 10), nn.RReLU(inplace=True))", 2, "RReLU in model.layer.1: rrelu_with_noise_: "),
     ],
 )
 def test_exact_is_tried_where_it_is_wanted(layer, code, text, doctor):
@@ -1056,8 +1056,8 @@ def test_exact_is_tried_where_it_is_wanted(layer, code, text, doctor):
 
 
 MANY = """
-        self.first = nn.Sequential(nn.Linear(128, 10), nn.RReLU())
-        self.second = nn.Sequential(nn.Linear(10, 10), nn.RReLU())
+        self.first = nn.Sequential(nn.Linear(128, 10), nn.RReLU(inplace=True))
+        self.second = nn.Sequential(nn.Linear(10, 10), nn.RReLU(inplace=True))
         self.rows = nn.SyncBatchNorm(10)
         self.calls = 0
         self.start = torch.linalg.inv(torch.eye(10) * 2)"""
@@ -1087,7 +1087,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
     assert code == 2
     for text, hint in [
         ("SyncBatchNorm in model.rows: it normalises by the batch of all ranks", "use nn.BatchNorm"),
-        ("RReLU in model.first.1, RReLU in model.second.1: rrelu_with_noise: ", "docs/concepts/exact.md"),
+        ("RReLU in model.first.1, RReLU in model.second.1: rrelu_with_noise_: ", "docs/concepts/exact.md"),
         ("Net in model: prims::bessel_i0e: it has no exact version (net.py:", "docs/concepts/exact.md"),
         ("Net in model: time.time is asked for (net.py:", "give it to the factory"),
         ("in the construction of Net: linalg_inv_ex: ", "docs/concepts/exact.md"),

@@ -56,3 +56,28 @@ def test_weights_that_are_none_are_named(weights):
 def test_a_generator_of_ones_own_is_refused():
     with pytest.raises(RefusedError, match="multinomial"):
         exactly(lambda: torch.multinomial(WEIGHTS, 1, generator=torch.Generator()))
+
+
+def test_a_random_slope_is_drawn_for_every_negative_number():
+    x = torch.cat([torch.full((10_000,), -1.0), torch.ones(10)]).requires_grad_()
+    y = exactly(lambda: nn.RReLU()(x))
+    assert torch.equal(y[-10:], x[-10:])
+    slopes = -y[:-10].detach()
+    assert ((slopes >= 1 / 8) & (slopes <= 1 / 3)).all()
+    assert len(slopes.unique()) > 9_000
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.cat([slopes, torch.ones(10)]))
+    assert torch.equal(exactly(lambda: nn.RReLU().eval()(x)), nn.RReLU().eval()(x))
+
+
+@pytest.mark.parametrize("normalized", [
+    lambda x, switch: torch.layer_norm(x, (4,), None, None, 1e-5, switch),
+    lambda x, switch: torch.layer_norm(x, (4,), cudnn_enable=switch),
+    lambda x, switch: torch.group_norm(x, 2, None, None, 1e-5, switch),
+    lambda x, switch: torch.group_norm(x, 2, cudnn_enabled=switch),
+])  # fmt: skip
+def test_a_switch_of_cudnn_changes_nothing(normalized):
+    x = torch.arange(8.0).reshape(2, 4)
+    on, off = (exactly(lambda switch=switch: normalized(x, switch)) for switch in (True, False))
+    assert torch.equal(on, off)
+    torch.testing.assert_close(on, normalized(x, True))

@@ -125,14 +125,15 @@ def test_losses_arrive_while_training_goes_on(repository):
 
 
 def test_a_training_that_is_refused_says_why(stage, data_dir, repository):
-    model = "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(128, 10), nn.RReLU())\n"
+    layers = "nn.Linear(128, 10), nn.RReLU(inplace=True)"
+    model = f"from torch import nn\n\ndef make():\n    return nn.Sequential({layers})\n"
     (stage.folder / "mine.py").write_text(model)
     params = stage.write_params(small(model={"name": "mine:make"}, numerics=["exact"]))
     done = stage("train", "--strategy", "single", "--numerics", "exact", "--data-dir", str(data_dir(params)))
     assert done.returncode == 2
     _, (run,) = finished(stage.folder)
     assert run.info.status == "FAILED"
-    assert run.data.tags["error"].startswith("exact: model.1 (RReLU): rrelu_with_noise: ")
+    assert run.data.tags["error"].startswith("exact: model.1 (RReLU): rrelu_with_noise_: ")
 
 
 @pytest.mark.parametrize(("last", "status"), [("KILLED", "KILLED"), (None, "FAILED")])  # its writer is gone

@@ -215,6 +215,8 @@ WRONG = [
     (Raising(), "train_data: sample 5: ZeroDivisionError: integer division or modulo by zero. hint: see tests/"),
     (Named(), "train_data: sample 0, its part file: it is str, expected a tensor, an array or a number. hint: "),
     (Ragged(), "train_data: sample 1 has 0.ids: int64 (2,), 1: int64 (), and sample 0 has 0.ids: int64 (1,), 1"),
+    ([{"image": None}], "train_data: sample 0: it is empty, expected a tensor, an array or a number. hint: check the"),
+    ([()], "train_data: sample 0: it is empty, "),
     ([np.arange(3)[::-1]], "train_data: sample 0: At least one stride in the given numpy array is negative"),
     ([{"x": 2**70}], "train_data: sample 0, its part x: Overflow when unpacking long long. hint: convert it in the da"),
     (Typed(), "train_data: sample 1 has 0: float64 (2,), 1: int64 (), and sample 0 has 0: float32 (2,), 1: int64 ()"),

@@ -316,7 +316,8 @@ def explanation_of(run: Run, named: str) -> Explanation:
     if found:
         return found
     if run.record.placement.fallback:
-        hint = f"it did what single does: samebits explain runs/single-{run.record.numerics}"
+        folder = Path(named).parent if Path(named).is_dir() else Path("runs")  # no folder: the id of a run in MLflow
+        hint = f"it did what single does: samebits explain {folder}/single-{run.record.numerics}"
         raise UserError(f"{named}: PyTorch ran the plain module, which was not measured again", hint=hint)
     hint = "train in fast numerics, with train.repeats above 1, and with memory to spare for copies of the model"
     raise UserError(f"{named}: its steps were not divided into parts", hint=hint)

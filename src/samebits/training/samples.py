@@ -101,6 +101,9 @@ class Samples:
                     return UserError(f"{where}: {first_line(str(error))}", hint="convert it in the dataset")
                 is_target = value is apart(sample).targets
                 forms[-1].append(f"{leaf or 'it'}: {_form(_of_type(tensor, self._targets if is_target else None))}")
+            if not forms[-1]:
+                what = f"{self.name}: sample {number}: it is empty, expected a tensor, an array or a number"
+                return UserError(what, hint="check the dataset")
         other = next(index for index, form in enumerate(forms) if form != forms[0])
         has = [f"sample {keys[index][1]} has {', '.join(forms[index])}" for index in (other, 0)]
         hint = "pad, crop or convert them in the dataset: a batch has one shape"
@@ -128,6 +131,8 @@ def _joined(samples: Sequence[Nested], targets: torch.dtype | None) -> list[Tens
     """Each leaf of all samples as one tensor; None if there is no such tensor of one of them."""
     forms, leaves = zip(*map(form_of, samples), strict=True)
     if forms.count(forms[0]) < len(forms) and len({tuple(leaf for leaf, _ in leaves_of(one)) for one in samples}) > 1:
+        return None
+    if not leaves[0]:
         return None
     last = len(leaves[0]) - 1 if isinstance(apart(samples[0]).targets, _TAKEN) else None
     joined = []

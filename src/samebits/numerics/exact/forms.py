@@ -109,14 +109,19 @@ def _layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: bool = True,  # noqa: ARG001 - of PyTorch's signature
 ) -> Tensor:
     """``F.layer_norm``, with its parameters apart."""
     return affine(torch.native_layer_norm(x, normalized_shape, None, None, eps)[0], weight, bias)
 
 
 def _group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,  # noqa: ARG001 - of PyTorch's signature
 ) -> Tensor:
     """``F.group_norm``, with its parameters apart."""
     count = math.prod(x.shape[2:])
@@ -134,6 +139,17 @@ def _grid_sample(
         ("zeros", "border", "reflection").index(padding_mode),
     )
     return sampler(x, grid, between, beyond, bool(align_corners))
+
+
+def _rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """``F.rrelu`` with a slope drawn for every number, unless it is in place."""
+    if inplace:
+        return F.rrelu(x, lower, upper, training, inplace)
+    if not training:
+        return F.leaky_relu(x, (lower + upper) / 2)
+    return x.where(x > 0, x * torch.empty_like(x).uniform_(lower, upper))
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -213,6 +229,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
     F.grid_sample: _grid_sample,
+    F.rrelu: _rrelu,
     torch.multinomial: _multinomial,
     Tensor.multinomial: _multinomial,
 }
