@@ -2,7 +2,8 @@
 
 Each family trains some steps on one thread, in a process of its own. In exact the batch is fed as 1, 2 and 4 parts, as
 ranks have it, and the hashes of the weights have to be one. The price is the CPU time of an exact step over that of a
-fast one: at this size both are bound by Python and small kernels, so it is not that of a training.
+fast one: at this size both are bound by Python and small kernels, so it is not that of a training. Some of the families
+train again in other environments, and their weights have to be the same.
 
 python benchmarks/model_coverage.py [FAMILY ...]
 """
@@ -11,9 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import multiprocessing
 import os
 import queue
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -26,6 +31,7 @@ import torch
 from common import few, save, some, with_out_dir
 from families import SAMPLES, families
 from samebits.errors import RefusedError, SamebitsError, first_line
+from samebits.numerics.exact.compiled.build import ZIG
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
@@ -44,6 +50,13 @@ if TYPE_CHECKING:
 SHARDS, STEPS, SPLITS = 4, few(3, 1), (1, 2, 4)
 SECONDS = 180
 """Time for one family, whose own code may wait for a network."""
+ENVIRONMENTS = {
+    "SSE alone": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "kernels by clang": {"CC": " ".join(ZIG)},
+    "no kernels, shard by shard": {"SAMEBITS_KERNELS": "python", "SAMEBITS_SHARDS": "apart"},
+}
+AGAIN = few(20, 1)
+"""Families that train again in each of the environments."""
 CPU = torch.device("cpu")
 TRAIN = parse_params({"train": {"optimizer": {"name": "adamw", "lr": 0.001}}}).train
 
@@ -141,31 +154,66 @@ def in_a_process(family: Family) -> dict[str, Any]:
     return found
 
 
+def weights_in(environ: dict[str, str], names: list[str]) -> dict[str, str]:
+    """Weights of families that train in another environment, with kernels made there; or what became of a family."""
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, __file__, "--weights", *names], env={**os.environ, "XDG_CACHE_HOME": cache, **environ},
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    weights: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return weights
+
+
+def train_elsewhere(found: dict[str, dict[str, Any]]) -> None:
+    """Train some of the families in other environments, and note with each in which its weights differ."""
+    names = [name for name, one in found.items() if one["outcome"] == "trains"]
+    names = names[:: max(len(names) // AGAIN, 1)][:AGAIN]
+    for environment, environ in ENVIRONMENTS.items():
+        weights = weights_in(environ, names) if names else {}
+        for name in names:
+            unlike = found[name].setdefault("differs_in", {})
+            if weights[name] != found[name]["weights"]:
+                unlike[environment] = weights[name]
+        print(f"{environment}: {names}", flush=True)
+
+
 def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Counts of outcomes among the families that train in fast, and the median price."""
     counts = Counter(entry["outcome"] for entry in found.values())
     prices = [entry["price"] for entry in found.values() if "price" in entry]
     total = sum(counts.values()) - counts["not in fast"]
-    return {"families": total, **counts, "price": median(prices) if prices else None}
+    again = [entry["differs_in"] for entry in found.values() if "differs_in" in entry]
+    return {
+        "families": total, **counts, "price": median(prices) if prices else None,
+        "again": len(again), "differ": sum(map(bool, again)),
+    }  # fmt: skip
 
 
 @click.command()
 @click.argument("names", nargs=-1)
+@click.option("--weights", is_flag=True, help="Print the weights of these families as JSON, and nothing else.")
 @with_out_dir
-def main(names: tuple[str, ...], out_dir: Path) -> None:
+def main(names: tuple[str, ...], weights: bool, out_dir: Path) -> None:
     """Train each family, print what became of it, and write a record of all of them."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     chosen = families()
     chosen = some({name: family for name, family in chosen.items() if not names or name in names})
-    found = {}
+    if weights:
+        measured = {name: in_a_process(family) for name, family in chosen.items()}
+        print(json.dumps({name: one.get("weights", one["outcome"]) for name, one in measured.items()}))
+        return
+    found: dict[str, dict[str, Any]] = {}
     for name, family in chosen.items():
         found[name] = {"library": family.library, **in_a_process(family)}
         price = found[name].get("price")
         said = f"{price:.1f} times fast" if price else found[name].get("why", "")
         print(f"{name}: {found[name]['outcome']}: {said}", flush=True)
+    train_elsewhere(found)
     print(summary(found))
     if not names:
-        save(out_dir, "model_coverage", {"families": found, "summary": summary(found)})
+        record = {"families": found, "environments": [*ENVIRONMENTS], "summary": summary(found)}
+        save(out_dir, "model_coverage", record)
 
 
 if __name__ == "__main__":
