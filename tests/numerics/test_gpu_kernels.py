@@ -81,7 +81,7 @@ def test_every_kernel_gives_the_bits_of_pythons_functions(on_cpu: OnCpu) -> None
     assert on_cpu.launched == {*gpu.LAUNCHES, *(name + suffix for name in functions for suffix in SUFFIXES.values())}
 
 
-@pytest.mark.parametrize("width", [1, 2, 31, 257, gpu.SHARED // 16, gpu.SHARED // 16 + 1, 5000])
+@pytest.mark.parametrize("width", [1, 2, 31, 257, gpu.SHARED // 16, gpu.SHARED // 16 + 1, 5000, gpu.WIDEST + 1])
 def test_rows_of_any_width_with_any_numbers(on_cpu: OnCpu, width: int) -> None:
     x, grad = (floats(5 * width, salt, CPU).view(5, width) for salt in (2, 3))
     on_cpu.launched.clear()
@@ -96,7 +96,7 @@ def test_rows_of_any_width_with_any_numbers(on_cpu: OnCpu, width: int) -> None:
         found = results()
     with using(None):
         assert results() == found
-    assert ("softmax" in on_cpu.launched) == (width <= gpu.SHARED // 16)  # or else a row has no room
+    assert ("softmax" in on_cpu.launched) == (width <= gpu.WIDEST)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 40), (2, 37, 1), (2, 800, 33), (1, 13000, 2), (4, 2, 70)])

@@ -98,8 +98,9 @@ class _Convolution(Function):
 
                 grad_x = _by_kernels(grad, weight, of_images)
             if ctx.needs_input_grad[1]:
-                found = [kernels_gradient(*one, weight.shape[1:], layout) for one in zip(grad, x, strict=True)]
-                grad_weight = torch.stack(found)
+                grad_weight = grad.new_empty((len(grad), *weight.shape[1:]))
+                for one in zip(grad, x, grad_weight, strict=True):
+                    kernels_gradient(*one, layout)
         return grad_x, grad_weight, None
 
 

@@ -26,6 +26,8 @@ OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Of NVRTC. ``--fmad=false`` forbids the one change that it makes by itself; the others are the usual ones."""
 BLOCK, WIDE, SHARED = 256, 32, 48 << 10
 """Threads of a block, columns that it has at a time, and bytes that the threads of a block of any GPU can share."""
+WIDEST, _ROW_BLOCKS = 1 << 18, 256
+"""Numbers of the widest row that has a kernel, and blocks with room in memory: of the widest rows, 1 GiB in all."""
 _HINT = "set the environment's SAMEBITS_KERNELS to python, which gives the same bits more slowly"
 _MOST_BLOCKS = 1 << 16
 _PLACES = 1 << 12
@@ -39,7 +41,7 @@ class Launch(NamedTuple):
 
     blocks: int
     shared: int = 0
-    more: tuple[int, ...] = ()
+    more: tuple[int | Tensor | None, ...] = ()
 
 
 def _of_each(number: int) -> Callable[..., Launch]:
@@ -48,8 +50,16 @@ def _of_each(number: int) -> Callable[..., Launch]:
 
 
 def _of_rows(number: int) -> Callable[..., Launch]:
-    """A block for each of as many rows as an argument says, with room for two of them; the next one is their width."""
-    return lambda *given: Launch(given[number], 2 * given[number + 1] * _BYTES)
+    """Blocks for as many rows as an argument says, each with room for two of them; the next one is their width."""
+
+    def launch(x: Tensor, *more: Any) -> Launch:
+        rows, width = more[number - 1 : number + 1]
+        if 2 * width * _BYTES <= SHARED:
+            return Launch(rows, 2 * width * _BYTES, (None,))
+        blocks = min(rows, _ROW_BLOCKS)
+        return Launch(blocks, more=(x.new_empty(blocks * 2 * width, dtype=torch.float64),))
+
+    return launch
 
 
 def _of_sums(x: Tensor, y: Tensor, outer: int, count: int, inner: int, *_: Any) -> Launch:  # noqa: ARG001
@@ -58,6 +68,13 @@ def _of_sums(x: Tensor, y: Tensor, outer: int, count: int, inner: int, *_: Any) 
     return Launch(outer * -(-inner // wide), count // 2 * wide * _BYTES, (wide,))
 
 
+_OF_ROWS = {
+    **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), 3),
+    "cross_entropy": 4,
+    **dict.fromkeys(("rms_norm", "rms_norm_backward"), 3),
+    **dict.fromkeys(("layer_norm", "layer_norm_backward"), 6),
+}
+"""Functions of rows, and which argument says how many."""
 LAUNCHES: dict[str, Callable[..., Launch]] = {
     "relu": _of_each(2),
     "sum_float": _of_sums,
@@ -75,11 +92,7 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "joined": lambda products, signs, tops, others, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("max_pool", "max_pool_backward"), lambda y, *_: Launch(-(-y.numel() // BLOCK))),
-    **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), _of_rows(3)),
-    "cross_entropy": _of_rows(4),
-    **dict.fromkeys(("rms_norm", "rms_norm_backward"), _of_rows(3)),
-    "layer_norm": _of_rows(6),
-    "layer_norm_backward": _of_rows(6),
+    **{name: _of_rows(number) for name, number in _OF_ROWS.items()},
     **dict.fromkeys(
         ("sgd", "adamw", "largest_bits", "snap_all"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))
     ),
@@ -146,7 +159,8 @@ class GpuLibrary(Kernels):
 
     def has(self, name: str, kept: int = 0) -> bool:
         """See ``Kernels.has``."""
-        return (name in LAUNCHES or name in _of_numbers()) and kept * _BYTES <= SHARED
+        most = 2 * WIDEST if name in _OF_ROWS else SHARED // _BYTES
+        return (name in LAUNCHES or name in _of_numbers()) and kept <= most
 
     def call(self, name: str, *arguments: Any) -> int:
         """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""

@@ -80,7 +80,7 @@ def convolution_backward(
         grad_bias = summed(grad, dims).squeeze(dims).to(grad.dtype)
     return (
         images_gradient(grad, x.shape, weight, layout) if wanted[0] else None,
-        kernels_gradient(grad, x, weight.shape, layout) if wanted[1] else None,
+        kernels_gradient(grad, x, grad.new_empty(weight.shape), layout) if wanted[1] else None,
         grad_bias,
     )
 
@@ -93,8 +93,7 @@ def images_gradient(grad: Tensor, shape: torch.Size, weight: Tensor, layout: Lay
     return images.to(grad.dtype).contiguous()
 
 
-def kernels_gradient(grad: Tensor, x: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
-    """The gradient of kernels of a shape, in float32."""
+def kernels_gradient(grad: Tensor, x: Tensor, out: Tensor, layout: Layout) -> Tensor:
+    """The gradient of kernels, in float32, written to ``out``, which has their shape."""
     bits = _bits(terms_of_kernels(grad, x, layout), grad, x)
-    kernels = gradient_of_kernels(channels_on_grids(grad, bits), channels_on_grids(x, bits), shape, layout)
-    return kernels.to(grad.dtype)
+    return out.copy_(gradient_of_kernels(channels_on_grids(grad, bits), channels_on_grids(x, bits), out.shape, layout))

@@ -244,7 +244,9 @@ static void kernels_gradients(const void *arguments, i64 first, i64 last) { /* a
     i64 terms = c.channels * c.numbers, wide = padded(c.outputs), weights = c.groups * c.outputs * terms;
     i64 most = c.area < ENOUGH ? (ENOUGH + c.area - 1) / c.area : 1, image_size = c.channels * c.room_size;
     i64 *starts = places(most * c.area), *steps = places(terms + TALL), *targets = places(terms);
-    double *room = zeros(most * image_size), *packed = zeros(wide * most * c.area), *y = zeros(weights);
+    double *room = zeros(most * image_size), *packed = zeros(wide * most * c.area);
+    int alone = last - first == c.images * c.parts; /* sums of several threads are added at their ends */
+    double *y = alone ? c.y : zeros(weights);
     find_windows(&c, starts, steps); /* of a sum over pixels, these are the steps */
     for (i64 i = c.area; i < most * c.area; i++) starts[i] = starts[i - c.area] + image_size;
     repeat_last(steps, terms);
@@ -267,10 +269,13 @@ static void kernels_gradients(const void *arguments, i64 first, i64 last) { /* a
                       targets);
         }
     }
-    while (__atomic_test_and_set(c.lock, __ATOMIC_ACQUIRE)) {}
-    for (i64 i = 0; i < weights; i++) c.y[i] += y[i];
-    __atomic_clear(c.lock, __ATOMIC_RELEASE);
-    free(starts), free(steps), free(targets), free(room), free(packed), free(y);
+    if (!alone) {
+        while (__atomic_test_and_set(c.lock, __ATOMIC_ACQUIRE)) {}
+        for (i64 i = 0; i < weights; i++) c.y[i] += y[i];
+        __atomic_clear(c.lock, __ATOMIC_RELEASE);
+        free(y);
+    }
+    free(starts), free(steps), free(targets), free(room), free(packed);
 }
 API int convolved_kernels_gradient(const double *grad, const double *x, double *y, const i64 *sizes, unsigned threads) {
     volatile char lock = 0;

@@ -5,7 +5,7 @@ struct rows {
     float *y, *of_mean, *of_scale;
     const i64 *targets;
     i64 width, groups, positions;
-    double eps;
+    double eps, *room;
 };
 /* A weight or bias is for each number of a row, or in group norm for each channel, which has so many positions. */
 INLINE const float *of_row(const struct rows *r, const float *parameters, i64 row) {
@@ -14,11 +14,14 @@ INLINE const float *of_row(const struct rows *r, const float *parameters, i64 ro
 #ifdef __CUDACC__
 #define EACH_OF_ROW(i, p, parameters, body) \
     EACH(i, width) { double p = parameters[r->positions ? i / r->positions : i]; body; }
-/* A block computes rows, with as many numbers of the memory that its threads share as two rows have. */
+/* A block computes rows, in room for two of them: of its own in the GPU's memory, or in what its threads share. */
+#define ROOM , double *room
+#define RUN_ROWS(name, r, rows, numbers) r.room = room, name##_rows(&r, rows)
 #define ROWS(name) \
     INLINE void name##_rows(const struct rows *r, i64 rows) { \
         i64 width = r->width; \
-        SHARED_BY_BLOCK(v); \
+        SHARED_BY_BLOCK(shared); \
+        double *v = r->room ? r->room + blockIdx.x * 2 * width : shared; \
         for (i64 row = blockIdx.x; row < rows; row += gridDim.x) { \
             const float *a = r->a + row * width, *b = r->b ? r->b + row * width : 0; \
             name##_row(r, row, width, a, b, r->y + row * width, v, v + width); \
@@ -26,6 +29,8 @@ INLINE const float *of_row(const struct rows *r, const float *parameters, i64 ro
         } \
     }
 #else
+#define ROOM
+#define RUN_ROWS(name, r, rows, numbers) share(name##_rows, &r, rows, numbers, threads)
 #define EACH_OF_ROW(i, p, parameters, body) \
     if (r->positions) \
         for (i64 c_ = 0, i = 0; i < width; c_++) { \
@@ -170,10 +175,10 @@ ROW(rms_norm_backward) { /* a is the gradient, b the input */
 ROWS(rms_norm_backward)
 
 #define ROW_API(name) \
-    API void name(const float *a, const float *b, float *y, i64 rows, i64 width, unsigned threads) { \
+    API void name(const float *a, const float *b, float *y, i64 rows, i64 width, unsigned threads ROOM) { \
         struct rows r = {0}; \
         r.a = a, r.b = b, r.y = y, r.width = width; \
-        RUN(name##_rows, r, rows, rows * width); \
+        RUN_ROWS(name, r, rows, rows * width); \
     }
 ROW_API(softmax)
 ROW_API(log_softmax)
@@ -181,37 +186,38 @@ ROW_API(softmax_backward)
 ROW_API(log_softmax_backward)
 /* On a CPU, whether all targets are classes; if not, nothing is computed. On a GPU another target ends the kernel. */
 API ANSWER cross_entropy(const float *logits, const i64 *targets, float *losses, float *slopes, i64 rows, i64 width,
-                         unsigned threads) {
+                         unsigned threads ROOM) {
     REQUIRE_EACH(row, rows, targets[row] >= 0 && targets[row] < width)
     struct rows r = {0};
     r.a = logits, r.y = slopes, r.of_mean = losses, r.targets = targets, r.width = width;
-    RUN(cross_entropy_rows, r, rows, rows * width);
+    RUN_ROWS(cross_entropy, r, rows, rows * width);
     YES;
 }
 /* In layer norm positions are 0; in group norm a row is a group of channels. */
 API void layer_norm(const float *x, const float *weight, const float *bias, float *y, float *mean, float *scale,
-                    i64 rows, i64 width, i64 groups, i64 positions, double eps, unsigned threads) {
+                    i64 rows, i64 width, i64 groups, i64 positions, double eps, unsigned threads ROOM) {
     struct rows r = {0};
     r.a = x, r.weight = weight, r.bias = bias, r.y = y, r.of_mean = mean, r.of_scale = scale, r.width = width;
     r.groups = groups, r.positions = positions, r.eps = eps;
-    RUN(layer_norm_rows, r, rows, rows * width);
+    RUN_ROWS(layer_norm, r, rows, rows * width);
 }
-API void rms_norm(const float *x, const float *grad, float *y, i64 rows, i64 width, double eps, unsigned threads) {
+API void rms_norm(const float *x, const float *grad, float *y, i64 rows, i64 width, double eps, unsigned threads ROOM) {
     struct rows r = {0};
     r.a = x, r.y = y, r.width = width, r.eps = eps;
     (void)grad;
-    RUN(rms_norm_rows, r, rows, rows * width);
+    RUN_ROWS(rms_norm, r, rows, rows * width);
 }
 API void rms_norm_backward(const float *x, const float *grad, float *y, i64 rows, i64 width, double eps,
-                           unsigned threads) {
+                           unsigned threads ROOM) {
     struct rows r = {0};
     r.a = grad, r.b = x, r.y = y, r.width = width, r.eps = eps;
-    RUN(rms_norm_backward_rows, r, rows, rows * width);
+    RUN_ROWS(rms_norm_backward, r, rows, rows * width);
 }
 API void layer_norm_backward(const float *grad, const float *x, const float *weight, const float *mean,
-                             const float *scale, float *y, i64 rows, i64 width, i64 groups, i64 positions, unsigned threads) {
+                             const float *scale, float *y, i64 rows, i64 width, i64 groups, i64 positions,
+                             unsigned threads ROOM) {
     struct rows r = {0};
     r.a = grad, r.b = x, r.weight = weight, r.mean = mean, r.scale = scale, r.y = y, r.width = width;
     r.groups = groups, r.positions = positions;
-    RUN(layer_norm_backward_rows, r, rows, rows * width);
+    RUN_ROWS(layer_norm_backward, r, rows, rows * width);
 }
