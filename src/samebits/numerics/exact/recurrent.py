@@ -20,6 +20,7 @@ from samebits.numerics.exact import of_shards
 from samebits.numerics.exact.cells import GRU, LSTM, RELU, TANH, Cell
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_products, snap, snap_rows
+from samebits.numerics.exact.integer_products import multiply
 from samebits.numerics.exact.of_shards import UnderVmap, are_shared, first
 from samebits.numerics.exact.operations.registry import bits_for
 from samebits.numerics.exact.products import exact_matmul, products_of_shards
@@ -27,7 +28,6 @@ from samebits.numerics.exact.products import exact_matmul, products_of_shards
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from samebits.numerics.exact.cells import States
     from samebits.numerics.exact.engine import Engine
 
 _HINT = "give it float32, or set train.numerics: [fast]"
@@ -54,34 +54,28 @@ class _Steps(torch.autograd.Function):
             steps = _slices(sizes, back=back)
             bits = bits_of_products(weight.shape[1])
             factor = snap_rows(weight, bits).mT
-            added = None if bias is None else bias.to(torch.float64)
             if projection is not None:
                 shown_bits = bits_of_products(projection.shape[1])
                 shown_factor = snap_rows(projection, shown_bits).mT
-            now = [state.to(torch.float64) for state in states]
+            now, width = list(states), states[-1].shape[1]
             befores = [x.new_empty((x.shape[0], state.shape[1])) for state in states]
             outputs = x.new_empty((x.shape[0], states[0].shape[1]))
-            wholes = None if projection is None else x.new_empty((x.shape[0], projection.shape[1]))
-            saved: States = []
+            wholes = None if projection is None else x.new_empty((x.shape[0], width))
+            saved = [x.new_empty((x.shape[0], times * width)) for times in cell.kept]
             for rows, samples in steps:
-                before = [state[:samples] for state in now]
-                for kept, state in zip(befores, before, strict=True):
-                    kept[rows] = state
-                hidden = exact_matmul(snap_rows(befores[0][rows], bits), factor)
-                hidden = hidden if added is None else hidden.add_(added)
-                after, needed = cell.step(x[rows], hidden, before)
+                before = [kept[rows] for kept in befores]
+                for kept, state in zip(before, now, strict=True):
+                    kept.copy_(state[:samples])
+                after = [(outputs if wholes is None else wholes)[rows], *map(torch.empty_like, before[1:])]
+                product = multiply(snap_rows(before[0], bits), factor)
+                cell.step(x[rows], product, bias, before, [*after, *(kept[rows] for kept in saved)])
                 if wholes is not None:
-                    wholes[rows] = after[0]
-                    after[0] = exact_matmul(snap_rows(wholes[rows], shown_bits), shown_factor)
-                saved = saved or [x.new_empty((x.shape[0], one.shape[1])) for one in needed]
-                for kept, one in zip(saved, needed, strict=True):
-                    kept[rows] = one
-                outputs[rows] = after[0]
-                after[0] = outputs[rows].to(torch.float64)
+                    outputs[rows] = exact_matmul(snap_rows(after[0], shown_bits), shown_factor)
+                    after[0] = outputs[rows]
                 now = _with_ended(after, now)
             ctx.cell, ctx.steps, ctx.bias, ctx.shards = cell, steps, bias is not None, shards
             ctx.save_for_backward(weight, projection, wholes, *befores, *saved)
-            return outputs, *(state.to(torch.float32) for state in now)
+            return outputs, *(one.clone() for one in now)
 
     @staticmethod
     @once_differentiable
@@ -104,10 +98,8 @@ class _Steps(torch.autograd.Function):
                 if projection is not None:
                     of_shown[rows] = grads[0]
                     grads[0] = exact_matmul(snap_rows(of_shown[rows], shown_bits), shown_factor)
-                before = [kept[rows].to(torch.float64) for kept in befores]
-                gates, earlier = cell.slopes(grads, before, [kept[rows].to(torch.float64) for kept in saved])
-                for kept, one in zip(of_gates, gates, strict=True):
-                    kept[rows] = one
+                before, kept, gates = ([one[rows] for one in all_] for all_ in (befores, saved, of_gates))
+                earlier = cell.slopes(grads, before, kept, gates)
                 through = exact_matmul(snap_rows(of_gates[-1][rows], bits), factor)
                 earlier[0] = through if earlier[0] is None else earlier[0].add_(through)
                 now = _with_ended(earlier, now)  # type: ignore[arg-type]
@@ -118,10 +110,10 @@ class _Steps(torch.autograd.Function):
         return None, None, None, None, of_gates[0], of_weight, of_bias, of_projection, *of_states
 
 
-def _with_ended(states: States, before: States) -> States:
+def _with_ended(states: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
     """The states after a step, with those of samples that had ended before it."""
     if len(states[0]) == len(before[0]):
-        return states
+        return [*states]
     return [torch.cat([new, old[len(new) :]]) for new, old in zip(states, before, strict=True)]
 
 

@@ -145,15 +145,17 @@ def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
 
 def _of_cells(device: torch.device) -> Iterable[Tensor]:
     rows, width = 6, _WIDTH
-    states = [_usual(device, rows, width, salt=salt).to(torch.float64) for salt in (11, 12)]
+    states = [_usual(device, rows, width, salt=salt) for salt in (11, 12)]
     for cell, gates in ((cells.LSTM, 4), (cells.GRU, 3)):
-        x, hidden = (
-            _usual(device, rows, gates * width, salt=13),
-            _usual(device, rows, gates * width, salt=14).to(torch.float64),
-        )
-        after, saved = cell.step(x, hidden, states[: cell.states])
-        slopes, earlier = cell.slopes(states[: cell.states], [s.neg() for s in states[: cell.states]], saved)
-        yield from (*after, *saved, *slopes, *(one for one in earlier if one is not None))
+        x, product = (_usual(device, rows, gates * width, salt=salt) for salt in (13, 14))
+        for bias in (None, _usual(device, gates * width, salt=15)):
+            before = states[: cell.states]
+            after = [torch.empty_like(one) for one in before]
+            kept = [x.new_empty((rows, times * width)) for times in cell.kept]
+            cell.step(x, product.to(torch.float64), bias, before, [*after, *kept])
+            slopes = [torch.empty_like(x) for _ in range(cell.inputs)]
+            earlier = cell.slopes([one.to(torch.float64) for one in before], after, kept, slopes)
+            yield from (*after, *kept, *slopes, *(one for one in earlier if one is not None))
 
 
 def _of_numbers(function: Callable[[Tensor], Tensor], device: torch.device) -> Iterable[Tensor]:

@@ -86,8 +86,8 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_sum": _of_each(4),
     "bernoulli": lambda y, draws, *_: Launch(-(-draws.shards * -(-draws.each // 4) // BLOCK)),  # noqa: ARG005
     "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
-    **dict.fromkeys(("lstm", "lstm_slopes", "gru"), lambda *given: Launch(given[7])),
-    "gru_slopes": lambda *given: Launch(given[8]),
+    "lstm_slopes": lambda *given: Launch(given[7]),
+    **dict.fromkeys(("lstm", "gru", "gru_slopes"), lambda *given: Launch(given[8])),
     "digits": lambda x, digits, signs, tops, rows, *_: Launch(rows),  # noqa: ARG005
     "joined": lambda products, signs, tops, others, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005

@@ -1,107 +1,145 @@
-/* Cells of recurrent layers: one step, and back through it. */
+/* Cells of recurrent layers: one step, and back through it. What is kept is float32, and all between is float64. */
 
 INLINE double steep_tanh(double x) { return of_sigmoid(x * 2.0) * 2.0 - 1.0; }
 INLINE double slope_of_sigmoid(double y) { return (-y + 1.0) * y; }
 INLINE double slope_of_tanh(double y) { return -(y * y) + 1.0; }
 
-struct cell { const float *x; const double *a, *b, *c, *d, *e; double *y, *z, *v, *w; i64 width; };
-#define CELL(name) \
-    INLINE void name##_row(const struct cell *s, i64 row, i64 n)
+/* Of a step: what gates get from the input, from the states before and from a bias, and the last state before; of its
+ * gradients: those of states. What is kept has fields for both. */
+struct cell {
+    const float *x, *bias, *before;
+    const double *product, *of_state, *of_cell;
+    float *gates, *shown, *own, *state, *cell, *slopes, *of_hidden;
+    double *earlier;
+    i64 width;
+};
 #ifdef __CUDACC__
-/* A block computes rows. */
+/* A block computes rows, a thread one number of a row at a time. */
+#define SOME 1
 #define CELLS(name) \
     INLINE void name##_rows(const struct cell *s, i64 rows) { \
-        for (i64 row = blockIdx.x; row < rows; row += gridDim.x) name##_row(s, row, s->width); \
+        for (i64 row = blockIdx.x; row < rows; row += gridDim.x) EACH(i, s->width) name##_some(s, row, i, 1); \
     }
 #else
+#define SOME 64
 #define CELLS(name) \
     static void name##_rows(const void *arguments, i64 first, i64 last) { \
         const struct cell *s = arguments; \
-        for (i64 row = first; row < last; row++) name##_row(s, row, s->width); \
+        for (i64 row = first; row < last; row++) \
+            for (i64 at = 0; at < s->width; at += SOME) \
+                name##_some(s, row, at, s->width - at < SOME ? s->width - at : SOME); \
     }
 #endif
+#define CELL(name) INLINE void name##_some(const struct cell *s, i64 row, i64 at, i64 n)
+#define OF_SOME(i) for (i64 i = 0; i < n; i++)
 
-CELL(lstm) { /* a: hidden, b: cell; y: gates */
-    const float *x = s->x + row * 4 * n;
-    const double *hidden = s->a + row * 4 * n, *before = s->b + row * n;
-    double *restrict gates = s->y + row * 4 * n, *restrict shown = s->z + row * n;
-    double *restrict state = s->v + row * n, *restrict cell = s->w + row * n;
-    EACH(i, 4 * n) gates[i] = x[i] + hidden[i];
-    ALL_DONE;
-    EACH(i, n) gates[2 * n + i] = gates[2 * n + i] * 2.0;
-    ALL_DONE;
-    EACH(i, 4 * n) gates[i] = of_sigmoid(gates[i]);
-    ALL_DONE;
-    EACH(i, n) gates[2 * n + i] = gates[2 * n + i] * 2.0 - 1.0;
+/* What some gates get from the states before, which are n numbers from a place in a row. */
+INLINE void from_before(const struct cell *s, i64 row, i64 wide, i64 place, i64 n, double *restrict hidden) {
+    const double *product = s->product + row * wide + place;
+    OF_SOME(i) hidden[i] = product[i] + 0.0; /* of which a zero may have either sign */
+    if (s->bias) OF_SOME(i) hidden[i] = hidden[i] + s->bias[place + i];
+}
+
+CELL(lstm) {
+    i64 width = s->width, here = row * width + at;
+    const float *x = s->x + row * 4 * width + at, *before = s->before + here;
+    float *gates = s->gates + row * 4 * width + at, *cell = s->cell + here, *state = s->state + here;
+    float *shown = s->shown + here;
+    double of[4][SOME], now[SOME];
+    for (i64 k = 0; k < 4; k++) {
+        from_before(s, row, 4 * width, k * width + at, n, of[k]);
+        OF_SOME(i) of[k][i] = x[k * width + i] + of[k][i];
+    }
+    OF_SOME(i) of[2][i] = of[2][i] * 2.0;
+    for (i64 k = 0; k < 4; k++) OF_SOME(i) of[k][i] = of_sigmoid(of[k][i]);
+    OF_SOME(i) of[2][i] = of[2][i] * 2.0 - 1.0;
     /* one function a loop, else compilers do not make vectors of it */
-    EACH(i, n) cell[i] = (double)(float)(gates[n + i] * before[i] + gates[i] * gates[2 * n + i]);
-    EACH(i, n) shown[i] = steep_tanh(cell[i]);
-    EACH(i, n) state[i] = gates[3 * n + i] * shown[i];
+    OF_SOME(i) cell[i] = (float)(of[1][i] * before[i] + of[0][i] * of[2][i]);
+    OF_SOME(i) now[i] = steep_tanh(cell[i]);
+    OF_SOME(i) state[i] = (float)(of[3][i] * now[i]);
+    OF_SOME(i) shown[i] = (float)now[i];
+    for (i64 k = 0; k < 4; k++) OF_SOME(i) gates[k * width + i] = (float)of[k][i];
 }
 CELLS(lstm)
-CELL(lstm_slopes) { /* a, b: gradients, c: cell, d: gates */
-    const double *of_state = s->a + row * n, *of_cell = s->b + row * n, *before = s->c + row * n;
-    const double *gates = s->d + row * 4 * n, *shown = s->e + row * n;
-    double *restrict slopes = s->y + row * 4 * n, *restrict earlier = s->z + row * n;
-    EACH(i, n) {
-        double entry = gates[i], forget = gates[n + i], candidate = gates[2 * n + i], out = gates[3 * n + i];
-        double cell = of_cell[i] + of_state[i] * out * slope_of_tanh(shown[i]);
-        slopes[i] = cell * candidate * slope_of_sigmoid(entry);
-        slopes[n + i] = cell * before[i] * slope_of_sigmoid(forget);
-        slopes[2 * n + i] = cell * entry * slope_of_tanh(candidate);
-        slopes[3 * n + i] = of_state[i] * shown[i] * slope_of_sigmoid(out);
+CELL(lstm_slopes) {
+    i64 width = s->width, here = row * width + at;
+    const float *gates = s->gates + row * 4 * width + at, *before = s->before + here, *shown = s->shown + here;
+    const double *of_state = s->of_state + here, *of_cell = s->of_cell + here;
+    float *slopes = s->slopes + row * 4 * width + at;
+    double *earlier = s->earlier + here;
+    OF_SOME(i) {
+        double entry = gates[i], forget = gates[width + i], candidate = gates[2 * width + i], out = gates[3 * width + i];
+        double now = shown[i], cell = of_cell[i] + of_state[i] * out * slope_of_tanh(now);
+        slopes[i] = (float)(cell * candidate * slope_of_sigmoid(entry));
+        slopes[width + i] = (float)(cell * before[i] * slope_of_sigmoid(forget));
+        slopes[2 * width + i] = (float)(cell * entry * slope_of_tanh(candidate));
+        slopes[3 * width + i] = (float)(of_state[i] * now * slope_of_sigmoid(out));
         earlier[i] = cell * forget;
     }
 }
 CELLS(lstm_slopes)
-CELL(gru) { /* a: hidden, b: state; y: gates */
-    const float *x = s->x + row * 3 * n;
-    const double *hidden = s->a + row * 3 * n, *before = s->b + row * n;
-    double *restrict gates = s->y + row * 2 * n, *restrict candidate = s->z + row * n;
-    double *restrict own = s->v + row * n, *restrict state = s->w + row * n;
-    EACH(i, 2 * n) gates[i] = of_sigmoid(x[i] + hidden[i]);
-    EACH(i, n) own[i] = (double)(float)hidden[2 * n + i];
-    ALL_DONE;
-    EACH(i, n) candidate[i] = x[2 * n + i] + gates[i] * own[i];
-    EACH(i, n) candidate[i] = steep_tanh(candidate[i]);
-    EACH(i, n) state[i] = (before[i] - candidate[i]) * gates[n + i] + candidate[i];
+CELL(gru) {
+    i64 width = s->width, here = row * width + at;
+    const float *x = s->x + row * 3 * width + at, *before = s->before + here;
+    float *gates = s->gates + row * 2 * width + at, *shown = s->shown + here, *own = s->own + here;
+    float *state = s->state + here;
+    double of[3][SOME];
+    for (i64 k = 0; k < 3; k++) from_before(s, row, 3 * width, k * width + at, n, of[k]);
+    OF_SOME(i) own[i] = (float)of[2][i];
+    for (i64 k = 0; k < 2; k++) {
+        OF_SOME(i) of[k][i] = of_sigmoid(x[k * width + i] + of[k][i]);
+        OF_SOME(i) gates[k * width + i] = (float)of[k][i];
+    }
+    OF_SOME(i) of[2][i] = x[2 * width + i] + of[0][i] * (double)own[i];
+    OF_SOME(i) of[2][i] = steep_tanh(of[2][i]);
+    OF_SOME(i) shown[i] = (float)of[2][i];
+    OF_SOME(i) state[i] = (float)((before[i] - of[2][i]) * of[1][i] + of[2][i]);
 }
 CELLS(gru)
-CELL(gru_slopes) { /* a: gradient, b: state, c: gates */
-    const double *grad = s->a + row * n, *before = s->b + row * n, *gates = s->c + row * 2 * n;
-    const double *candidate = s->d + row * n, *own = s->e + row * n;
-    double *restrict of_x = s->y + row * 3 * n, *restrict of_hidden = s->z + row * 3 * n;
-    double *restrict earlier = s->v + row * n;
-    EACH(i, n) {
-        double reset = gates[i], renewal = gates[n + i];
-        double inner = grad[i] * (-renewal + 1.0) * slope_of_tanh(candidate[i]);
-        of_hidden[i] = of_x[i] = inner * own[i] * slope_of_sigmoid(reset);
-        of_hidden[n + i] = of_x[n + i] = (before[i] - candidate[i]) * grad[i] * slope_of_sigmoid(renewal);
-        of_x[2 * n + i] = inner;
-        of_hidden[2 * n + i] = inner * reset;
-        earlier[i] = grad[i] * renewal;
+CELL(gru_slopes) {
+    i64 width = s->width, here = row * width + at;
+    const float *gates = s->gates + row * 2 * width + at, *before = s->before + here, *shown = s->shown + here;
+    const float *own = s->own + here;
+    const double *of_state = s->of_state + here;
+    float *of_x = s->slopes + row * 3 * width + at, *of_hidden = s->of_hidden + row * 3 * width + at;
+    double *earlier = s->earlier + here;
+    OF_SOME(i) {
+        double reset = gates[i], renewal = gates[width + i], candidate = shown[i], grad = of_state[i];
+        double inner = grad * (-renewal + 1.0) * slope_of_tanh(candidate);
+        of_hidden[i] = of_x[i] = (float)(inner * own[i] * slope_of_sigmoid(reset));
+        of_hidden[width + i] = of_x[width + i] = (float)((before[i] - candidate) * grad * slope_of_sigmoid(renewal));
+        of_x[2 * width + i] = (float)inner;
+        of_hidden[2 * width + i] = (float)(inner * reset);
+        earlier[i] = grad * renewal;
     }
 }
 CELLS(gru_slopes)
 
-API void lstm(const float *x, const double *hidden, const double *before, double *gates, double *shown, double *state,
-              double *cell, i64 rows, i64 width, unsigned threads) {
-    struct cell s = {x, hidden, before, 0, 0, 0, gates, shown, state, cell, width};
+API void lstm(const float *x, const double *product, const float *bias, const float *before, float *state, float *cell,
+              float *gates, float *shown, i64 rows, i64 width, unsigned threads) {
+    struct cell s = {0};
+    s.x = x, s.product = product, s.bias = bias, s.before = before, s.state = state, s.cell = cell, s.gates = gates;
+    s.shown = shown, s.width = width;
     RUN(lstm_rows, s, rows, rows * width * 4);
 }
-API void lstm_slopes(const double *of_state, const double *of_cell, const double *before, const double *gates,
-                     const double *shown, double *slopes, double *earlier, i64 rows, i64 width, unsigned threads) {
-    struct cell s = {0, of_state, of_cell, before, gates, shown, slopes, earlier, 0, 0, width};
+API void lstm_slopes(const double *of_state, const double *of_cell, const float *before, float *gates, float *shown,
+                     float *slopes, double *earlier, i64 rows, i64 width, unsigned threads) {
+    struct cell s = {0};
+    s.of_state = of_state, s.of_cell = of_cell, s.before = before, s.gates = gates, s.shown = shown, s.slopes = slopes;
+    s.earlier = earlier, s.width = width;
     RUN(lstm_slopes_rows, s, rows, rows * width * 4);
 }
-API void gru(const float *x, const double *hidden, const double *before, double *gates, double *candidate, double *own,
-             double *state, i64 rows, i64 width, unsigned threads) {
-    struct cell s = {x, hidden, before, 0, 0, 0, gates, candidate, own, state, width};
+API void gru(const float *x, const double *product, const float *bias, const float *before, float *state, float *gates,
+             float *shown, float *own, i64 rows, i64 width, unsigned threads) {
+    struct cell s = {0};
+    s.x = x, s.product = product, s.bias = bias, s.before = before, s.state = state, s.gates = gates, s.shown = shown;
+    s.own = own, s.width = width;
     RUN(gru_rows, s, rows, rows * width * 3);
 }
-API void gru_slopes(const double *grad, const double *before, const double *gates, const double *candidate,
-                    const double *own, double *of_x, double *of_hidden, double *earlier, i64 rows, i64 width,
-                    unsigned threads) {
-    struct cell s = {0, grad, before, gates, candidate, own, of_x, of_hidden, earlier, 0, width};
+API void gru_slopes(const double *of_state, const float *before, float *gates, float *shown, float *own, float *of_x,
+                    float *of_hidden, double *earlier, i64 rows, i64 width, unsigned threads) {
+    struct cell s = {0};
+    s.of_state = of_state, s.before = before, s.gates = gates, s.shown = shown, s.own = own, s.slopes = of_x;
+    s.of_hidden = of_hidden, s.earlier = earlier, s.width = width;
     RUN(gru_slopes_rows, s, rows, rows * width * 3);
 }
