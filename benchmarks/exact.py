@@ -74,6 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
             1,
         )
         for task, batch, names in (
+            ("vectors", 256, ("Wide",)),
             ("images", 16, ("ManyModules", "ResNet50")),
             ("images", 64, ("ResNet", "ConvNeXt", "ViT")),
             ("tokens", 256, ("NanoGPT", "GPT2", "Llama", "Bert", "LSTM")),
