@@ -109,6 +109,9 @@ def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
     done = samebits(tmp_path, "explain")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: runs: there is no run in fast numerics. hint: run `dvc repro`, or name a RUN\n"
+    shutil.copytree(runs / "ddp", tmp_path / "gpu/runs/ddp-fast")
+    hint = "hint: name a RUN, such as gpu/runs/ddp-fast"
+    assert samebits(tmp_path, "explain").stderr == f"error: runs: there is no run in fast numerics. {hint}\n"
 
 
 MISTAKES = [

@@ -104,7 +104,9 @@ def _default_run() -> str:
     require_repository()
     records = [RunRecord.read(file, made_by="dvc repro") for file in sorted(Path("runs").glob(f"*-fast/{RECORD}"))]
     if not records:
-        raise UserError("runs: there is no run in fast numerics", hint=f"run `{repro_command()}`, or name a RUN")
+        others = sorted(Path().glob(f"*/runs/*-fast/{RECORD}"))
+        hint = f"name a RUN, such as {others[0].parent}" if others else f"run `{repro_command()}`, or name a RUN"
+        raise UserError("runs: there is no run in fast numerics", hint=hint)
 
     def order(record: RunRecord) -> tuple[int, bool]:
         placed = record.placement
