@@ -7,12 +7,13 @@ from torch.nn import functional as F
 
 import exact_probe
 from samebits.errors import RefusedError
-from samebits.numerics.exact import together
+from samebits.numerics.exact import of_shards, together, windows
 from samebits.numerics.exact.batch_norm import ShardNorms
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.of_shards import FORMS as OF_SHARDS
+from samebits.numerics.exact.products import sum_of_products
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.training.diagnosis import require_same_again
 from test_exact_models import MODELS, SHARDS, STEPS, Does, classes, exact, images, prepared
@@ -58,6 +59,7 @@ class Net(nn.Module):
         lambda net, x: net.body(x.roll(1, 0)) / x.shape[0],
         lambda net, x: F.linear(x, net.body.weight * x.std(), net.body.bias),  # other weights for each shard
         lambda net, x: net.body(x) + net.body.weight[:, [0, 1, 0, 1]].sum(1),  # places that meet
+        lambda net, x: net.body(x) + x @ net.body.weight.T + net.body.weight.sum(1),  # three uses
         lambda net, x: net.body(x).index_add(1, torch.tensor([0, 0, 3]), x[:, :3] * 1e6),
         lambda net, x: net.body(F.dropout(x, 0.5)) * torch.rand(20) + torch.randn_like(x[:, :1]),
         lambda net, x: net.body(x) + torch.multinomial(x.abs() + 0.1, 20).float(),
@@ -134,6 +136,25 @@ def test_weights_that_leave_no_room_for_a_gradient_of_each_shard_run_in_several_
     assert list(together.passes(range(3, 8), values)) == [range(3, 5), range(5, 7), range(7, 8)]
     found, apart = trained(*MODELS["decoder"], at_once=True)
     assert (found, apart) == (alone, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "summed"),
+    [
+        (lambda net, x: net.body(x), True),
+        (lambda net, x: net.body(x) + net.body(x.roll(1, 0)), False),
+        (lambda net, x: net.body(x) + net.body.weight.sum(1), False),
+        (lambda net, x: F.linear(x, net.body.weight * 2), False),
+    ],
+)
+def test_gradients_of_a_weight_that_one_product_uses_are_summed_as_they_come(what, summed, monkeypatch):
+    calls = []
+    monkeypatch.setattr(windows, "sum_of_products", lambda *args: calls.append(args) or sum_of_products(*args))
+    found, apart = trained(lambda: Net(what), images, classes, at_once=True)
+    assert apart is None
+    assert bool(calls) == summed
+    monkeypatch.setattr(of_shards, "meets_product", lambda _: None)
+    assert trained(lambda: Net(what), images, classes, at_once=True)[0] == found
 
 
 def test_a_model_is_tried_before_its_shards_run_in_one_pass():

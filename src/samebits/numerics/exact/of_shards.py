@@ -18,7 +18,8 @@ from samebits.numerics.exact.grid import snap, snap_rows
 from samebits.numerics.exact.operations.convolutions import convolution, images_gradient, kernels_gradient
 from samebits.numerics.exact.operations.indexing import embedding_dense_backward
 from samebits.numerics.exact.operations.registry import bits_for
-from samebits.numerics.exact.products import on_grids, product_of_rows, products_of_shards, rounded_matmul
+from samebits.numerics.exact.parameters import gradient_by_products, meets_product
+from samebits.numerics.exact.products import on_grids, product_of_rows, rounded_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.entry = meets_product(weight)
         with below():
             return _times(x, weight)
 
@@ -54,7 +56,7 @@ class _Linear(Function):
                 grad_x = _times(grad, weight.mT)
             if ctx.needs_input_grad[1]:
                 grads, rows = _rows(grad), _rows(x)
-                grad_weight = products_of_shards(grads, rows, bits_for(rows.shape[1]))
+                grad_weight = gradient_by_products(ctx.entry, grads, rows, bits_for(rows.shape[1]))
         return grad_x, grad_weight
 
 
@@ -178,7 +180,9 @@ def _applied(function: type[Function], *args: Any) -> Tensor:
 
 def first(x: Tensor, dim: int | None, shards: int) -> Tensor:
     """``x`` with the axis of shards in front."""
-    return x.expand(shards, *x.shape) if dim is None else x.movedim(dim, 0)
+    if dim is None:
+        return x.expand(shards, *x.shape)
+    return x.movedim(dim, 0) if dim else x
 
 
 _linear = _under_vmap(_Linear, F.linear)

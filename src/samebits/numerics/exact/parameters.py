@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from samebits.errors import RefusedError
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum
+from samebits.numerics.exact.products import products_of_shards
 from samebits.numerics.exact.windows import GRADIENTS_OF
 
 if TYPE_CHECKING:
@@ -109,13 +110,47 @@ class Entry(torch.autograd.Function):
     ) -> Tensor:
         """The value by which the model computes; with ``here`` once for each of so many shards, (here, ...)."""
         ctx.windows, ctx.shards, ctx.place, ctx.here = windows, shards, place, here
+        ctx.products, ctx.total, ctx.stands_in = 0, None, None
         return value.detach() if here is None else value.detach().expand(here, *value.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of a shard, or the sum of those of several, on the grid of all shards' sum."""
+        if ctx.total is not None:
+            if not _is_same(grad, ctx.stands_in):
+                ctx.windows.meet_again(ctx.place)
+            return ctx.total, None, None, None, None, None
         with below():
             shards = grad.unsqueeze(0) if ctx.here is None else grad
             total = ctx.windows.sum(f"{GRADIENTS_OF} {ctx.place}", shards, bits_of_sum(ctx.shards))
             return total, None, None, None, None, None
+
+
+def meets_product(weight: Tensor) -> Any:
+    """Note that a product uses a weight of several shards; what ``gradient_by_products`` takes, None if it cannot."""
+    node: Any = weight.grad_fn
+    has_entered = isinstance(node, Entry._backward_cls)
+    if not has_entered or node.here is None or weight.device.type != "cpu":
+        return None
+    node.products += 1
+    return node
+
+
+def gradient_by_products(node: Any, left: Tensor, right: Tensor, bits: int) -> Tensor:
+    """Gradients of a weight of several shards, which are ``products_of_shards`` of two factors.
+
+    If they are all that there is, only their sum is computed, and zeros stand in for them. Where others turn out to be
+    added to them, the step is run again and all are computed.
+    """
+    if node is None or node.products > 1 or not node.windows.is_met_once(node.place):
+        return products_of_shards(left, right, bits)
+    place = f"{GRADIENTS_OF} {node.place}"
+    node.total = node.windows.sum_of_products(place, left, right, bits, bits_of_sum(node.shards))
+    node.stands_in = left.new_zeros(()).expand(len(left), left.shape[2], right.shape[2])
+    stands_in: Tensor = node.stands_in
+    return stands_in
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact.compiled.library import compiled, threads
-from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped
+from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.integer_products import multiply
 
 if TYPE_CHECKING:
@@ -159,6 +159,31 @@ def products_of_shards(left: Tensor, right: Tensor, bits: int) -> Tensor:
     Shapes: (shards, rows, height) and (shards, rows, width) to (shards, height, width).
     """
     return rounded_matmul(snap(left, -2, bits).mT, snap(right, -2, bits))
+
+
+def _added_by_blocks(
+    library: Kernels, left: Tensor, right: Tensor, bits: int, shift: Tensor | float
+) -> tuple[Tensor, Tensor] | None:
+    left, right = left.contiguous(), right.contiguous()
+    if not library.is_host or not library.takes(left, right):
+        return None
+    height, width = left.shape[2], right.shape[2]
+    factors, others = snap(left, -2, bits).mT, snap(right, -2, bits)
+    total, size = torch.zeros((height, width), dtype=torch.float64), torch.zeros((), dtype=torch.float32)
+    parts = list(row_blocks(height, width))
+    product, number = torch.empty((parts[0].stop, width), dtype=torch.float64), library.number(shift, left)
+    for part in parts:
+        block = product[: part.stop - part.start]
+        for factor, other in zip(factors, others, strict=True):
+            torch.mm(factor[part], other, out=block)
+            library.call("add_finished", block, total[part], size, block.numel(), number, threads())
+    return total, size
+
+
+@compiled(_added_by_blocks)
+def sum_of_products(left: Tensor, right: Tensor, bits: int, shift: Tensor | float) -> tuple[Tensor, Tensor]:
+    """``snapped_sum`` of ``products_of_shards``, of which none is in memory as a whole."""
+    return snapped_sum(products_of_shards(left, right, bits), shift)
 
 
 def exact_matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
 from samebits.numerics.exact.integer_products import multiply
-from samebits.numerics.exact.products import products_of_columns
+from samebits.numerics.exact.products import products_of_columns, products_of_shards, sum_of_products
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,6 +55,7 @@ class Windows:
         self.in_memory = self._recording = False
         """Whether windows are in the device's memory, where recorded passes read them; on a GPU they always are."""
         self._shifts: dict[tuple[str, int, torch.device], tuple[Tensor, int]] = {}
+        self._met_again: set[str] = set()
         self.expect(places)
         self.clear()
 
@@ -152,6 +153,14 @@ class Windows:
         values = self.round(place, x, bits)
         return torch.zeros_like(x[0], dtype=torch.float64) if values is None else values.sum(0)
 
+    def sum_of_products(self, place: str, left: Tensor, right: Tensor, product_bits: int, bits: int) -> Tensor:
+        """``sum`` of the ``products_of_shards`` of two factors."""
+        if place in self.tops and self._steps % COUNT_EVERY:
+            total, size = sum_of_products(left, right, product_bits, self._shift(place, bits, left.device))
+            self._seen.setdefault(place, []).append(size)
+            return total
+        return self.sum(place, products_of_shards(left, right, product_bits), bits)
+
     def products(self, places: tuple[str, str], left: Tensor, right: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """``left.T @ right`` and ``left.sum(0)`` in float64, each factor rounded to ``bits`` bits of its window.
 
@@ -168,6 +177,15 @@ class Windows:
             zeros = torch.zeros((left.shape[1], right.shape[1]), dtype=torch.float64, device=left.device)
             return zeros, zeros.new_zeros(left.shape[1])
         return multiply(a.T, b), a.sum(0)
+
+    def is_met_once(self, place: str) -> bool:
+        """Whether no pass so far has summed other numbers at a place than it took for all of them."""
+        return place not in self._met_again
+
+    def meet_again(self, place: str) -> None:
+        """Note that there are other numbers to be summed at a place than were taken for all; the step is run again."""
+        self._met_again.add(place)
+        self._missing = True
 
     def defer(self, refusal: UserError, wrong: Tensor) -> None:
         """Raise ``refusal`` when the step is settled, if ``wrong`` is true."""
