@@ -7,13 +7,12 @@ from torch.nn import functional as F
 
 import exact_probe
 from samebits.errors import RefusedError
-from samebits.numerics.exact import of_shards, together, windows
+from samebits.numerics.exact import of_shards, together
 from samebits.numerics.exact.batch_norm import ShardNorms
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.of_shards import FORMS as OF_SHARDS
-from samebits.numerics.exact.products import sum_of_products
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.training.diagnosis import require_same_again
 from test_exact_models import MODELS, SHARDS, STEPS, Does, classes, exact, images, prepared
@@ -138,22 +137,32 @@ def test_weights_that_leave_no_room_for_a_gradient_of_each_shard_run_in_several_
     assert (found, apart) == (alone, None)
 
 
+def looked_up(net, x):
+    """Rows of the layer's weight, fewer than there are, of which some meet; as wide as its outputs."""
+    index = (x[:, :2] * 40).long().remainder(18)
+    return F.embedding(index, net.body.weight, padding_idx=3).sum(1)[:, :20]
+
+
 @pytest.mark.parametrize(
     ("what", "summed"),
     [
         (lambda net, x: net.body(x), True),
+        (lambda net, x: looked_up(net, x), True),
         (lambda net, x: net.body(x) + net.body(x.roll(1, 0)), False),
         (lambda net, x: net.body(x) + net.body.weight.sum(1), False),
+        (lambda net, x: looked_up(net, x) + net.body.weight.sum(1), False),
         (lambda net, x: F.linear(x, net.body.weight * 2), False),
     ],
 )
-def test_gradients_of_a_weight_that_one_product_uses_are_summed_as_they_come(what, summed, monkeypatch):
+def test_gradients_of_a_weight_that_is_used_once_are_summed_as_they_come(what, summed, monkeypatch):
     calls = []
-    monkeypatch.setattr(windows, "sum_of_products", lambda *args: calls.append(args) or sum_of_products(*args))
+    for name in ("sum_of_products", "_sum_of_rows"):
+        function = getattr(of_shards, name)
+        monkeypatch.setattr(of_shards, name, lambda *args, f=function: calls.append(args) or f(*args))
     found, apart = trained(lambda: Net(what), images, classes, at_once=True)
     assert apart is None
-    assert bool(calls) == summed
-    monkeypatch.setattr(of_shards, "meets_product", lambda _: None)
+    assert (len(calls) > 1) == summed  # once to find that there is another use
+    monkeypatch.setattr(of_shards, "met", lambda _: None)
     assert trained(lambda: Net(what), images, classes, at_once=True)[0] == found
 
 

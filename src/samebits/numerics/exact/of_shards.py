@@ -6,6 +6,7 @@ They give the bits of the operations that ``torch.func.vmap`` would run, and sta
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,18 @@ from torch.nn import functional as F
 
 from samebits.numerics.exact.convolution import Layout
 from samebits.numerics.exact.engine import below
-from samebits.numerics.exact.grid import snap, snap_rows
+from samebits.numerics.exact.grid import snap, snap_rows, snapped
 from samebits.numerics.exact.operations.convolutions import convolution, images_gradient, kernels_gradient
 from samebits.numerics.exact.operations.indexing import embedding_dense_backward
 from samebits.numerics.exact.operations.registry import bits_for
-from samebits.numerics.exact.parameters import gradient_by_products, meets_product
-from samebits.numerics.exact.products import on_grids, product_of_rows, rounded_matmul
+from samebits.numerics.exact.parameters import met, sum_at_once
+from samebits.numerics.exact.products import (
+    on_grids,
+    product_of_rows,
+    products_of_shards,
+    rounded_matmul,
+    sum_of_products,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +49,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.entry = meets_product(weight)
+        ctx.use = met(weight)
         with below():
             return _times(x, weight)
 
@@ -56,7 +63,10 @@ class _Linear(Function):
                 grad_x = _times(grad, weight.mT)
             if ctx.needs_input_grad[1]:
                 grads, rows = _rows(grad), _rows(x)
-                grad_weight = gradient_by_products(ctx.entry, grads, rows, bits_for(rows.shape[1]))
+                bits = bits_for(rows.shape[1])
+                grad_weight = sum_at_once(ctx.use, weight.shape, partial(sum_of_products, grads, rows, bits))
+                if grad_weight is None:
+                    grad_weight = products_of_shards(grads, rows, bits)
         return grad_x, grad_weight
 
 
@@ -120,7 +130,7 @@ class _Lookup(Function):
     @staticmethod
     def forward(ctx: Any, index: Tensor, weight: Tensor, padding: int) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.rows, ctx.padding = weight.shape[1], padding
+        ctx.shape, ctx.padding, ctx.use = weight.shape, padding, met(weight)
         with below():
             if are_shared(weight):
                 return torch.embedding(weight[0], index)
@@ -130,18 +140,34 @@ class _Lookup(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        shards, rows, width = len(index), ctx.rows, grad.shape[-1]
+        shards, rows, width = ctx.shape
         step = max(1, _MOST_LOOKED_UP // (rows * width))
         with below():
+            index, slopes = index.flatten(1), grad.reshape(shards, -1, width)
+            if ctx.padding >= 0:
+                slopes = torch.where((index == ctx.padding).unsqueeze(2), 0.0, slopes)
+            if index.shape[1] < rows:
+                grad_weight = sum_at_once(ctx.use, ctx.shape, partial(_sum_of_rows, index, slopes, rows))
+                if grad_weight is not None:
+                    return None, grad_weight, None
             found = []
             for first in range(0, shards, step):  # some shards have a table of their own each, behind each other
-                part = index[first : first + step].flatten(1)
+                part = index[first : first + step]
                 tables = torch.arange(0, len(part) * rows, rows, device=part.device).unsqueeze(1)
-                slopes = grad[first : first + step].reshape(*part.shape, width)
-                if ctx.padding >= 0:
-                    slopes = torch.where((part == ctx.padding).unsqueeze(2), 0.0, slopes)
-                found.append(embedding_dense_backward(slopes, part.add(tables), len(part) * rows, -1, False))
-        return None, torch.cat(found).view(shards, rows, width), None
+                some = slopes[first : first + step]
+                found.append(embedding_dense_backward(some, part.add(tables), len(part) * rows, -1, False))
+        return None, torch.cat(found).view(ctx.shape), None
+
+
+def _sum_of_rows(index: Tensor, slopes: Tensor, rows: int, shift: Tensor | float) -> tuple[Tensor, Tensor]:
+    """``snapped_sum`` of tables of gradients, one for each shard; only rows that were looked up are made."""
+    total, sizes = torch.zeros((rows, slopes.shape[2]), dtype=torch.float64), []
+    for part, some in zip(index, slopes, strict=True):
+        met_rows, places = part.unique(return_inverse=True)
+        values, size = snapped(embedding_dense_backward(some, places, len(met_rows), -1, False), shift)
+        total.index_add_(0, met_rows, values)
+        sizes.append(size)
+    return total, torch.stack(sizes).amax()
 
 
 class UnderVmap(Function):

@@ -12,11 +12,10 @@ from torch.autograd.function import once_differentiable
 from samebits.errors import RefusedError
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum
-from samebits.numerics.exact.products import products_of_shards
 from samebits.numerics.exact.windows import GRADIENTS_OF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from samebits.numerics.exact.windows import Windows
 
@@ -110,7 +109,7 @@ class Entry(torch.autograd.Function):
     ) -> Tensor:
         """The value by which the model computes; with ``here`` once for each of so many shards, (here, ...)."""
         ctx.windows, ctx.shards, ctx.place, ctx.here = windows, shards, place, here
-        ctx.products, ctx.total, ctx.stands_in = 0, None, None
+        ctx.uses, ctx.total, ctx.stands_in = 0, None, None
         return value.detach() if here is None else value.detach().expand(here, *value.shape)
 
     @staticmethod
@@ -127,28 +126,30 @@ class Entry(torch.autograd.Function):
             return total, None, None, None, None, None
 
 
-def meets_product(weight: Tensor) -> Any:
-    """Note that a product uses a weight of several shards; what ``gradient_by_products`` takes, None if it cannot."""
+def met(weight: Tensor) -> Any:
+    """Note a use of a weight of several shards; what ``sum_at_once`` takes, None if it cannot."""
     node: Any = weight.grad_fn
     has_entered = isinstance(node, Entry._backward_cls)
     if not has_entered or node.here is None or weight.device.type != "cpu":
         return None
-    node.products += 1
+    node.uses += 1
     return node
 
 
-def gradient_by_products(node: Any, left: Tensor, right: Tensor, bits: int) -> Tensor:
-    """Gradients of a weight of several shards, which are ``products_of_shards`` of two factors.
+def sum_at_once(
+    node: Any, shape: torch.Size, sum_of: Callable[[Tensor | float], tuple[Tensor, Tensor]]
+) -> Tensor | None:
+    """Have all shards' gradients of a weight summed by ``sum_of``, see ``Windows.sum_by``; zeros stand in for them.
 
-    If they are all that there is, only their sum is computed, and zeros stand in for them. Where others turn out to be
-    added to them, the step is run again and all are computed.
+    None if the weight is used elsewhere too. Where that turns out only when other gradients are added to the zeros, the
+    step is run again.
     """
-    if node is None or node.products > 1 or not node.windows.is_met_once(node.place):
-        return products_of_shards(left, right, bits)
-    place = f"{GRADIENTS_OF} {node.place}"
-    node.total = node.windows.sum_of_products(place, left, right, bits, bits_of_sum(node.shards))
-    node.stands_in = left.new_zeros(()).expand(len(left), left.shape[2], right.shape[2])
-    stands_in: Tensor = node.stands_in
+    if node is None or node.uses > 1 or not node.windows.is_met_once(node.place):
+        return None
+    cpu, place = torch.device("cpu"), f"{GRADIENTS_OF} {node.place}"
+    node.total = node.windows.sum_by(place, bits_of_sum(node.shards), cpu, sum_of)
+    node.stands_in = None if node.total is None else node.total.new_zeros((), dtype=torch.float32).expand(shape)
+    stands_in: Tensor | None = node.stands_in
     return stands_in
 
 

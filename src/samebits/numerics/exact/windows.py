@@ -10,6 +10,7 @@ but is not exact).
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
 from samebits.numerics.exact.integer_products import multiply
-from samebits.numerics.exact.products import products_of_columns, products_of_shards, sum_of_products
+from samebits.numerics.exact.products import products_of_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,20 +147,24 @@ class Windows:
 
     def sum(self, place: str, x: Tensor, bits: int) -> Tensor:
         """The sum over the first axis of ``x``, rounded as in ``round``; zeros if no window is agreed yet."""
-        if place in self.tops and self._steps % COUNT_EVERY:
-            total, size = snapped_sum(x, self._shift(place, bits, x.device))
-            self._seen.setdefault(place, []).append(size)
+        total = self.sum_by(place, bits, x.device, partial(snapped_sum, x))
+        if total is not None:
             return total
         values = self.round(place, x, bits)
         return torch.zeros_like(x[0], dtype=torch.float64) if values is None else values.sum(0)
 
-    def sum_of_products(self, place: str, left: Tensor, right: Tensor, product_bits: int, bits: int) -> Tensor:
-        """``sum`` of the ``products_of_shards`` of two factors."""
-        if place in self.tops and self._steps % COUNT_EVERY:
-            total, size = sum_of_products(left, right, product_bits, self._shift(place, bits, left.device))
-            self._seen.setdefault(place, []).append(size)
-            return total
-        return self.sum(place, products_of_shards(left, right, product_bits), bits)
+    def sum_by(
+        self, place: str, bits: int, device: torch.device, sum_of: Callable[[Tensor | float], tuple[Tensor, Tensor]]
+    ) -> Tensor | None:
+        """The sum that ``sum_of`` makes by a window's shift, beside the largest magnitude.
+
+        None if no window is agreed yet, or zeros are counted in this step.
+        """
+        if place not in self.tops or self._steps % COUNT_EVERY == 0:
+            return None
+        total, size = sum_of(self._shift(place, bits, device))
+        self._seen.setdefault(place, []).append(size)
+        return total
 
     def products(self, places: tuple[str, str], left: Tensor, right: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """``left.T @ right`` and ``left.sum(0)`` in float64, each factor rounded to ``bits`` bits of its window.

@@ -98,7 +98,11 @@ def embedding_dense_backward(
     flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), 0.0, rows)
-    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, _Slices(0, flat))
+    total = rows.new_zeros((num_weights, rows.shape[1]))
+    if flat.numel() >= num_weights or flat.is_cuda:  # on a GPU, the host would wait for the rows that are met
+        return _accumulated(total, rows, _Slices(0, flat))
+    met, places = flat.unique(return_inverse=True)
+    return total.index_copy_(0, met, _accumulated(total[: len(met)], rows, _Slices(0, places)))
 
 
 @exact(aten.index_add)
