@@ -163,7 +163,7 @@ def _sum_of_rows(index: Tensor, slopes: Tensor, rows: int, shift: Tensor | float
     """``snapped_sum`` of tables of gradients, one for each shard; only rows that were looked up are made."""
     total, sizes = torch.zeros((rows, slopes.shape[2]), dtype=torch.float64), []
     for part, some in zip(index, slopes, strict=True):
-        met_rows, places = part.unique(return_inverse=True)
+        met_rows, places = torch.unique(part, return_inverse=True)
         values, size = snapped(embedding_dense_backward(some, places, len(met_rows), -1, False), shift)
         total.index_add_(0, met_rows, values)
         sizes.append(size)

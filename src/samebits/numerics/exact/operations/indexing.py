@@ -101,7 +101,7 @@ def embedding_dense_backward(
     total = rows.new_zeros((num_weights, rows.shape[1]))
     if flat.numel() >= num_weights or flat.is_cuda:  # on a GPU, the host would wait for the rows that are met
         return _accumulated(total, rows, _Slices(0, flat))
-    met, places = flat.unique(return_inverse=True)
+    met, places = torch.unique(flat, return_inverse=True)
     return total.index_copy_(0, met, _accumulated(total[: len(met)], rows, _Slices(0, places)))
 
 
