@@ -18,8 +18,8 @@ from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused
 from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.operations import indexing, pooling
 from samebits.numerics.exact.operations import normalization as rows
-from samebits.numerics.exact.operations import pooling
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.products import products_of_shards, rounded_matmul, sum_of_products
 from samebits.numerics.exact.self_test.check import agrees
@@ -112,6 +112,14 @@ def _of_windows(device: torch.device) -> Iterable[Tensor]:
         yield convolution.folded(rows, (batch, groups * channels, *size), geometry)
 
 
+def _of_places(device: torch.device) -> Iterable[Tensor]:
+    x, source = _usual(device, 2, 5, _WIDTH, salt=23), _usual(device, 2, 15, _WIDTH, salt=24)
+    rows = torch.arange(15, device=device).mul(2).remainder(5)
+    each = rows.view(1, -1, 1).add(torch.arange(_WIDTH, device=device)).remainder(5).expand(source.shape)
+    yield from (indexing.index_add(x, 1, rows, source), indexing.scatter_add(x, 1, each, source))
+    yield from (indexing.index_add(x.mT, 2, rows, source.mT), indexing.scatter_add(x.mT, 2, each.mT, source.mT))
+
+
 def _of_maxima(device: torch.device) -> Iterable[Tensor]:
     for size, settings in (
         ((9,), ([3], [2], [1], [1], False)),
@@ -169,6 +177,7 @@ CASES: dict[str, Callable[[torch.device], Iterable[Tensor]]] = {
     "grids and sums": _of_grids,
     "convolutions": _of_convolutions,
     "sums over windows": _of_windows,
+    "sums into places": _of_places,
     "maxima of windows": _of_maxima,
     "products by digits": _of_products,
     "draws": _of_draws,

@@ -14,6 +14,7 @@
 #include "kernels/sums.h"
 #include "kernels/grids.h"
 #include "kernels/rows.h"
+#include "kernels/places.h"
 #include "kernels/pooling.h"
 #include "kernels/cells.h"
 #include "kernels/vectors.h"

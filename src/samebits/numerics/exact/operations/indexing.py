@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import MANTISSA, shifter, snap_, top_of_magnitude
 from samebits.numerics.exact.operations.reductions import or_not_finite
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, refused_if, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 _MOST = 2**31 - 1
@@ -64,6 +67,20 @@ class _Elements(NamedTuple):
         return x.gather(self.dim, self.places)
 
 
+def _by_kernel(library: Kernels, x: Tensor, source: Tensor, places: _Slices | _Elements) -> Tensor | None:
+    x, source = x.contiguous(), source.contiguous()
+    if not library.is_host or not library.takes(x, source) or x.dim() != source.dim() or x.dim() == 0:
+        return None
+    dim = places.dim % x.dim()
+    if x.shape[:dim] != source.shape[:dim] or x.shape[dim + 1 :] != source.shape[dim + 1 :]:
+        return None
+    index, out = places.places.to(torch.int64).contiguous(), torch.empty_like(x)
+    sizes = math.prod(x.shape[:dim]), x.shape[dim], source.shape[dim], math.prod(x.shape[dim + 1 :])
+    done = library.call("accumulated", x, source, index, out, *sizes, isinstance(places, _Elements), threads())
+    return out if done else None
+
+
+@compiled(_by_kernel)
 def _accumulated(x: Tensor, source: Tensor, places: _Slices | _Elements) -> Tensor:
     """``x`` with terms added at places; integers need no grid.
 
