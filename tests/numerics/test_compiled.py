@@ -23,6 +23,7 @@ from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
 from samebits.numerics.exact.grid import snap, snap_, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.operations.indexing import index_add, scatter_add
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.pooling import max_pool, max_pool_backward
 from samebits.numerics.exact.operations.registry import elementwise
@@ -192,6 +193,30 @@ def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tu
     assert_same(kernels, lambda: (rounded_matmul(wide, wide.mT), rounded_matmul(wide, -wide.mT, bias)))
     for numbers in (wide, wide.mT, x, x.mT):
         assert_same(kernels, lambda numbers=numbers: [fixed_order_sum(numbers, dims) for dims in axes])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("special", [0.0, -0.0, 1e-45, 3e38, math.inf, math.nan])
+@pytest.mark.parametrize("terms", [1, 7, 90])
+@pytest.mark.parametrize("shape", [(1,), (9,), (4, 5), (3, 1, 70), (2, 6, 1, 3)], ids=str)
+def test_sums_into_places(kernels: Library, shape: tuple[int, ...], terms: int, special: float) -> None:
+    for dim in range(len(shape)):
+        of_terms = (*shape[:dim], terms, *shape[dim + 1 :])
+        x, source = (usual_floats(torch.Size(s).numel(), 3, CPU).view(s).clone() for s in (shape, of_terms))
+        source.view(-1)[:: max(source.numel() // 5, 1)] = special
+        x.view(-1)[::4] *= 2.0**-140
+        places = torch.arange(terms).mul(5).add(2).remainder(shape[dim])
+        each = torch.arange(source.numel()).mul(7).view(of_terms).remainder(shape[dim])
+
+        def found(dim: int = dim, x: Tensor = x, source: Tensor = source, both: Any = (places, each)) -> list[Tensor]:
+            return [index_add(x, dim, both[0], source), scatter_add(x, dim, both[1], source)]
+
+        assert_same(kernels, found)
+
+
+def test_a_place_that_is_not_there_is_an_error_as_before(kernels: Library) -> None:
+    for at in (-1, 3):
+        with using(kernels), pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            index_add(torch.ones(3, 2), 0, torch.tensor([0, at]), torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -116,10 +116,11 @@ class Entry(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of a shard, or the sum of those of several, on the grid of all shards' sum."""
-        if ctx.total is not None:
+        total, ctx.total = ctx.total, None  # autograd copies a gradient that somebody else has, too
+        if total is not None:
             if not _is_same(grad, ctx.stands_in):
                 ctx.windows.meet_again(ctx.place)
-            return ctx.total, None, None, None, None, None
+            return total, None, None, None, None, None
         with below():
             shards = grad.unsqueeze(0) if ctx.here is None else grad
             total = ctx.windows.sum(f"{GRADIENTS_OF} {ctx.place}", shards, bits_of_sum(ctx.shards))

@@ -167,16 +167,18 @@ def _added_by_blocks(
     left, right = left.contiguous(), right.contiguous()
     if not library.is_host or not library.takes(left, right):
         return None
-    height, width = left.shape[2], right.shape[2]
-    factors, others = snap(left, -2, bits).mT, snap(right, -2, bits)
+    (shards, rows, height), width = left.shape, right.shape[2]
     total, size = torch.zeros((height, width), dtype=torch.float64), torch.zeros((), dtype=torch.float32)
-    parts = list(row_blocks(height, width))
-    product, number = torch.empty((parts[0].stop, width), dtype=torch.float64), library.number(shift, left)
-    for part in parts:
-        block = product[: part.stop - part.start]
-        for factor, other in zip(factors, others, strict=True):
-            torch.mm(factor[part], other, out=block)
-            library.call("add_finished", block, total[part], size, block.numel(), number, threads())
+    parts, number = list(row_blocks(height, width)), library.number(shift, left)
+    product = torch.empty((parts[0].stop, width), dtype=torch.float64)
+    step = max(1, height * width // (rows * (height + width)))  # shards whose factors take no more room than the total
+    for first in range(0, shards, step):
+        factors, others = (snap(x[first : first + step], -2, bits) for x in (left, right))
+        for part in parts:
+            block = product[: part.stop - part.start]
+            for factor, other in zip(factors.mT, others, strict=True):
+                torch.mm(factor[part], other, out=block)
+                library.call("add_finished", block, total[part], size, block.numel(), number, threads())
     return total, size
 
 

@@ -69,11 +69,9 @@ def _of_sums(x: Tensor, y: Tensor, outer: int, count: int, inner: int, *_: Any) 
 
 
 _OF_ROWS = {
-    **dict.fromkeys(("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"), 3),
-    "cross_entropy": 4,
-    **dict.fromkeys(("rms_norm", "rms_norm_backward"), 3),
-    **dict.fromkeys(("layer_norm", "layer_norm_backward"), 6),
-}
+    "softmax": 3, "softmax_backward": 3, "log_softmax": 3, "log_softmax_backward": 3, "cross_entropy": 4,
+    "rms_norm": 3, "rms_norm_backward": 3, "layer_norm": 6, "layer_norm_backward": 6,
+}  # fmt: skip
 """Functions of rows, and which argument says how many."""
 LAUNCHES: dict[str, Callable[..., Launch]] = {
     "relu": _of_each(2),
