@@ -68,8 +68,10 @@ class _Elements(NamedTuple):
 
 
 def _by_kernel(library: Kernels, x: Tensor, source: Tensor, places: _Slices | _Elements) -> Tensor | None:
+    if not library.is_host or x.dim() != source.dim() or x.dim() == 0:
+        return None
     x, source = x.contiguous(), source.contiguous()
-    if not library.is_host or not library.takes(x, source) or x.dim() != source.dim() or x.dim() == 0:
+    if not library.takes(x, source):
         return None
     dim = places.dim % x.dim()
     if x.shape[:dim] != source.shape[:dim] or x.shape[dim + 1 :] != source.shape[dim + 1 :]:
