@@ -23,12 +23,12 @@ from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
 from samebits.numerics.exact.grid import snap, snap_, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import normalization as rows
-from samebits.numerics.exact.operations.indexing import index_add, scatter_add
+from samebits.numerics.exact.operations.indexing import embedding_dense_backward, index_add, scatter_add
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.pooling import max_pool, max_pool_backward
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
-from samebits.numerics.exact.products import products_of_shards, rounded_matmul
+from samebits.numerics.exact.products import products_of_shards, rounded_matmul, sum_of_products
 from samebits.numerics.exact.root_mean_square import normed
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -213,10 +213,48 @@ def test_sums_into_places(kernels: Library, shape: tuple[int, ...], terms: int, 
         assert_same(kernels, found)
 
 
-def test_a_place_that_is_not_there_is_an_error_as_before(kernels: Library) -> None:
-    for at in (-1, 3):
-        with using(kernels), pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
-            index_add(torch.ones(3, 2), 0, torch.tensor([0, at]), torch.ones(2, 2))
+@pytest.mark.parametrize("function", [index_add, scatter_add])
+@pytest.mark.parametrize(
+    "places",
+    [
+        [0, -1, 1], [0, 1, 3], [0, 1], [0, 1, 2, 0], [[0, 1, 2]], [[0, 1], [2, 2]], [0.0, 1.0, 2.0],
+        [[0], [3], [1]], [[0.0], [1.0], [2.0]], [[0], [1], [2], [0]],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_places_are_an_error_as_before(kernels: Library, function: Any, places: list[Any]) -> None:
+    """Most of index_add's are no error of scatter_add's, and the other way round; then both have the same bits."""
+    said = []
+    for library in (None, kernels):
+        with using(library):
+            try:
+                said.append(function(torch.ones(3, 1), 0, torch.tensor(places), torch.ones(3, 1)).tolist())
+            except (IndexError, RuntimeError) as error:
+                said.append(str(error))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("rows", [3, 100])
+def test_embeddings_by_indices_of_either_type(kernels: Library, kind: torch.dtype, rows: int) -> None:
+    slopes, index = usual(7, 5, salt=3), torch.tensor([0, 2, 1, 2, 2, 0, 1], dtype=kind)
+    found = partial(embedding_dense_backward, slopes, index, rows, 1, False)
+    assert_same(kernels, lambda: [found()])
+    assert torch.equal(bits(found()[:3]), bits(embedding_dense_backward(slopes, index.long(), 3, 1, False)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("rows", "height", "width"), [(8, 900, 300), (1, 3, 2), (200, 30, 40)])
+def test_sums_of_products_by_blocks(kernels: Library, rows: int, height: int, width: int, threads: int) -> None:
+    """With many rows, few of the shards' factors are in memory at a time."""
+    left, right = usual(3, rows, height, salt=3), usual(3, rows, width, salt=4)
+    left[1, 0, 0], right[2, 0, 1] = -0.0, 1e-45
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_same(kernels, lambda: sum_of_products(left, right, 20, 3 * 2.0**30))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -166,6 +166,25 @@ def test_gradients_of_a_weight_that_is_used_once_are_summed_as_they_come(what, s
     assert trained(lambda: Net(what), images, classes, at_once=True)[0] == found
 
 
+class Cancels(nn.Module):
+    """A weight of which a second use takes away nearly all of the first one's gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(192, 20)
+        nn.init.zeros_(self.body.weight)
+
+    def forward(self, x):
+        x = x.flatten(1) * torch.linspace(0, 1, 192).pow(8)
+        return self.body(x) - (1 - 2.0**-10) * (x @ self.body.weight.T)
+
+
+def test_a_part_of_a_gradient_widens_no_window():
+    alone, _ = trained(Cancels, images, classes, at_once=False)
+    found, apart = trained(Cancels, images, classes, at_once=True)
+    assert (found, apart) == (alone, None)
+
+
 def test_a_model_is_tried_before_its_shards_run_in_one_pass():
     numerics, module, batch = prepared(Does())
     assert numerics.apart is not None

@@ -316,7 +316,9 @@ def explanation_of(run: Run, named: str) -> Explanation:
     if found:
         return found
     if run.record.placement.fallback:
-        folder = Path(named).parent if Path(named).is_dir() else Path("runs")  # no folder: the id of a run in MLflow
+        folder = Path("runs")  # of the id of a run in MLflow
+        if Path(named).is_dir():
+            folder = (Path(named) if Path(named).name else Path(named).resolve()).parent
         hint = f"it did what single does: samebits explain {folder}/single-{run.record.numerics}"
         raise UserError(f"{named}: PyTorch ran the plain module, which was not measured again", hint=hint)
     hint = "train in fast numerics, with train.repeats above 1, and with memory to spare for copies of the model"

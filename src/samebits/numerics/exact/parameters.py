@@ -119,7 +119,7 @@ class Entry(torch.autograd.Function):
         total, ctx.total = ctx.total, None  # autograd copies a gradient that somebody else has, too
         if total is not None:
             if not _is_same(grad, ctx.stands_in):
-                ctx.windows.meet_again(ctx.place)
+                ctx.windows.use_again(ctx.place)
             return total, None, None, None, None, None
         with below():
             shards = grad.unsqueeze(0) if ctx.here is None else grad
@@ -143,9 +143,9 @@ def sum_at_once(
     """Have all shards' gradients of a weight summed by ``sum_of``, see ``Windows.sum_by``; zeros stand in for them.
 
     None if the weight is used elsewhere too. Where that turns out only when other gradients are added to the zeros, the
-    step is run again.
+    step is run again. ``node`` keeps the zeros, so that autograd adds to no memory of theirs.
     """
-    if node is None or node.uses > 1 or not node.windows.is_met_once(node.place):
+    if node is None or node.uses > 1 or not node.windows.is_used_once(node.place):
         return None
     cpu, place = torch.device("cpu"), f"{GRADIENTS_OF} {node.place}"
     node.total = node.windows.sum_by(place, bits_of_sum(node.shards), cpu, sum_of)

@@ -56,7 +56,7 @@ class Windows:
         self.in_memory = self._recording = False
         """Whether windows are in the device's memory, where recorded passes read them; on a GPU they always are."""
         self._shifts: dict[tuple[str, int, torch.device], tuple[Tensor, int]] = {}
-        self._met_again: set[str] = set()
+        self._used_again: set[str] = set()
         self.expect(places)
         self.clear()
 
@@ -65,7 +65,7 @@ class Windows:
         self.tops = {}
         self.widened = 0
         self._seen: dict[str, list[Tensor]] = {}
-        self._missing = False
+        self._missing = self._again = False
         self._steps = 0
         self._counts = torch.zeros(2, dtype=torch.int64)
         self._passing: list[Tensor] = []
@@ -116,8 +116,8 @@ class Windows:
 
         Raises RuntimeError: a place has no window yet.
         """
-        found, missing = (self._seen, self._deferred), self._missing
-        self._seen, self._deferred, self._missing = {}, [], False
+        found, missing = (self._seen, self._deferred), self._missing or self._again
+        self._seen, self._deferred, self._missing, self._again = {}, [], False, False
         if missing:
             raise RuntimeError("a parameter is used in a way that no step before has used it")
         return found
@@ -183,14 +183,14 @@ class Windows:
             return zeros, zeros.new_zeros(left.shape[1])
         return multiply(a.T, b), a.sum(0)
 
-    def is_met_once(self, place: str) -> bool:
-        """Whether no pass so far has summed other numbers at a place than it took for all of them."""
-        return place not in self._met_again
+    def is_used_once(self, place: str) -> bool:
+        """False once a pass has found a second use of a parameter."""
+        return place not in self._used_again
 
-    def meet_again(self, place: str) -> None:
-        """Note that there are other numbers to be summed at a place than were taken for all; the step is run again."""
-        self._met_again.add(place)
-        self._missing = True
+    def use_again(self, place: str) -> None:
+        """Note a second use of a parameter, part of whose gradient was taken for all of it: the step is run again."""
+        self._used_again.add(place)
+        self._again = True
 
     def defer(self, refusal: UserError, wrong: Tensor) -> None:
         """Raise ``refusal`` when the step is settled, if ``wrong`` is true."""
@@ -205,21 +205,26 @@ class Windows:
             CollectiveError: a refusal that another rank deferred applies.
         """
         # A GPU's values are read once, at the end: each read waits for all work queued on it.
-        here, known = self._largest_tops(device), torch.tensor([_UNSEEN, self._missing, self.apart, 0])
-        unseen, missing_here, apart_here, right = known.to(device, non_blocking=True).unbind()
+        here, known = self._largest_tops(device), torch.tensor([_UNSEEN, self._missing, self._again, self.apart, 0])
+        unseen, missing_here, again_here, apart_here, right = known.to(device, non_blocking=True).unbind()
         deferred, self._deferred = self._deferred, []
         wrong = [flag.to(device, torch.int64) for _, flag in deferred]
         told = [
             *(here.get(place, unseen) for place in self._places),
             missing_here,
+            again_here,
             apart_here,
             torch.stack(wrong).amax() if wrong else right,
         ]
         self._seen.clear()
-        *agreed, missing, apart, refused = largest_of_all(torch.stack(told)).tolist()
+        *agreed, missing, again, apart, refused = largest_of_all(torch.stack(told)).tolist()
         if refused:
             here_refused = (refusal for refusal, flag in deferred if flag)
             raise next(here_refused, CollectiveError("another rank has refused the step", hint="see what it says"))
+        if again:  # some of the magnitudes are those of a part of a gradient
+            self._missing = self._again = False
+            self._passing.clear()
+            return False
         tops = {place: top for place, top in zip(self._places, agreed, strict=True) if top > _UNSEEN}
         if beyond := sorted((place for place, top in tops.items() if top >= _OVERFLOW), key=lambda one: one != LOSS):
             raise NotFiniteError(

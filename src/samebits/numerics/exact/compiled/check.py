@@ -153,7 +153,7 @@ def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
 
 
 def _of_cells(device: torch.device) -> Iterable[Tensor]:
-    rows, width = 6, _WIDTH
+    rows, width = 2, 2 * _WIDTH  # more than a kernel has at a time
     states = [_usual(device, rows, width, salt=salt) for salt in (11, 12)]
     for cell, gates in ((cells.LSTM, 4), (cells.GRU, 3)):
         x, product = (_usual(device, rows, gates * width, salt=salt) for salt in (13, 14))

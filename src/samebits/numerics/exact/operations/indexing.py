@@ -73,10 +73,13 @@ def _by_kernel(library: Kernels, x: Tensor, source: Tensor, places: _Slices | _E
     x, source = x.contiguous(), source.contiguous()
     if not library.takes(x, source):
         return None
-    dim = places.dim % x.dim()
+    dim, index = places.dim % x.dim(), places.places
     if x.shape[:dim] != source.shape[:dim] or x.shape[dim + 1 :] != source.shape[dim + 1 :]:
         return None
-    index, out = places.places.to(torch.int64).contiguous(), torch.empty_like(x)
+    shape = source.shape if isinstance(places, _Elements) else source.shape[dim : dim + 1]
+    if index.dtype not in (torch.int32, torch.int64) or index.shape != shape:  # PyTorch says what is wrong
+        return None
+    index, out = index.to(torch.int64).contiguous(), torch.empty_like(x)
     sizes = math.prod(x.shape[:dim]), x.shape[dim], source.shape[dim], math.prod(x.shape[dim + 1 :])
     done = library.call("accumulated", x, source, index, out, *sizes, isinstance(places, _Elements), threads())
     return out if done else None
@@ -114,7 +117,7 @@ def embedding_dense_backward(
     """
     if scale_grad_by_freq:
         raise NotExactError("an embedding with scale_grad_by_freq has no exact version")
-    flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    flat, rows = indices.reshape(-1).to(torch.int64), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), 0.0, rows)
     total = rows.new_zeros((num_weights, rows.shape[1]))

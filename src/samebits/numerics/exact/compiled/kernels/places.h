@@ -22,6 +22,7 @@ static void accumulated_columns(const void *arguments, i64 first, i64 last) {
         const i64 *places = m->each ? m->places + outer * m->terms * inner + column : m->places;
         float *y = m->y + outer * m->size * inner + column;
         struct place_of *met = calloc((size_t)(m->size * columns), sizeof(struct place_of));
+        if (!met) { *m->declined = 1; return; } /* no memory */
 #define EVERY_TERM(i, c, p) \
     for (i64 i = 0; i < m->terms; i++) \
         for (i64 c = 0, p; c < columns && (p = m->each ? places[i * inner + c] : places[i], 1); c++)
