@@ -126,7 +126,7 @@ class Tracking(Area):
         own = Shared(self.folder / "long-reference", slow=True, totals=self._shared.totals)
         subject = Subject(self.folder / "long", own, server.uri, RESTARTED)
         try:
-            with slowed(subject.box.folder):
+            with slowed(subject.box.folder, "slower"):  # for longer than any host takes for the restarts
                 child = subject.start(training("single", 1, "exact"))
                 for _ in range(RESTARTS_IN_ONE):
                     time.sleep(choose.uniform(0.2, 1.5))
