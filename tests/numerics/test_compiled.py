@@ -17,7 +17,7 @@ import torch
 
 from samebits.errors import HostError
 from samebits.host.variables import KERNELS
-from samebits.numerics.exact import convolution_kernels, grid, losses, sums
+from samebits.numerics.exact import convolution_kernels, grid, losses, products, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
@@ -28,7 +28,7 @@ from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.pooling import max_pool, max_pool_backward
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
-from samebits.numerics.exact.products import products_of_shards, rounded_matmul, sum_of_products
+from samebits.numerics.exact.products import product_of_lines, products_of_shards, rounded_matmul, sum_of_products
 from samebits.numerics.exact.root_mean_square import normed
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -255,6 +255,27 @@ def test_sums_of_products_by_blocks(kernels: Library, rows: int, height: int, wi
         assert_same(kernels, lambda: sum_of_products(left, right, 20, 3 * 2.0**30))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_with_parts_of_a_large_matrix(
+    kernels: Library, is_transposed: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last part is smaller than the others, and lines differ in size."""
+    monkeypatch.setattr(products, "_LARGE", 50_000)
+    x, matrix = usual(7, 130, salt=3), usual(500, 130, salt=4).mul(2.0 ** (torch.arange(500).view(-1, 1) % 50 - 25))
+    x[1, 3], x[2], matrix[7, 9], matrix[8] = -0.0, 1e-45, math.inf, 0.0
+    matrix = matrix.T.contiguous().T if is_transposed else matrix
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_same(kernels, lambda: [product_of_lines(x, matrix, 20)])
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.delattr(products, "product_of_rows")  # by which the whole matrix is rounded
+    with using(kernels):
+        product_of_lines(x, matrix, 20)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

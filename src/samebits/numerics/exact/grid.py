@@ -144,6 +144,21 @@ def snap(x: Tensor, dim: int, bits: int) -> Tensor:
     return snap_(x.to(torch.float64, copy=True), shifter(top(x, dim), bits))
 
 
+def _snap_columns(library: Kernels, x: Tensor, part: slice, bits: int) -> Tensor | None:
+    columns = x[:, part]
+    if not library.is_host or not library.takes(x) or columns.numel() == 0:
+        return None
+    out = x.new_empty(columns.shape, dtype=torch.float64)
+    library.call("snap_some_columns", columns.data_ptr(), out, 1, *columns.shape, x.shape[1], bits, threads())
+    return out
+
+
+@compiled(_snap_columns)
+def snap_columns(x: Tensor, part: slice, bits: int) -> Tensor:
+    """``snap`` of some columns of a matrix."""
+    return snap(x[:, part], 0, bits)
+
+
 def _snap_rows(library: Kernels, x: Tensor, bits: int) -> Tensor | None:
     rows = x.reshape(-1, x.shape[-1]) if x.numel() else x
     if not library.takes(rows):

@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import types
+from array import array
 from collections import deque
 from contextvars import ContextVar
 from pathlib import Path
@@ -68,7 +69,7 @@ class Kept:
         self._between: list[int] = []  # the things that change between steps: running statistics
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
-        self._add("Python's random numbers", random.getstate)
+        self._add("Python's random numbers", _python_state)
         self._add("NumPy's random numbers", _numpy_state)
         self._add("a switch of PyTorch's", switches)
         for path, module in model.named_modules():
@@ -305,6 +306,8 @@ def _same(now: object, before: object) -> bool:
     if isinstance(now, tuple | list):
         assert isinstance(before, tuple | list)
         return len(now) == len(before) and all(map(_same, now, before))
+    if isinstance(now, bytes):  # whose text is long
+        return now == before
     return isinstance(now, _PLAIN) and (now == before and repr(now) == repr(before))
 
 
@@ -314,6 +317,11 @@ def _more(name: str, now: object, before: object) -> list[str]:
         return [name]
     keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
     return [f"{name}.{key}" for key in keys]
+
+
+def _python_state() -> tuple[object, ...]:
+    version, numbers, following = random.getstate()
+    return version, array("Q", numbers).tobytes(), following
 
 
 def _numpy_state() -> tuple[object, ...]:

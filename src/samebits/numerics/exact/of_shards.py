@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from samebits.numerics.exact.convolution import Layout
 from samebits.numerics.exact.engine import below
-from samebits.numerics.exact.grid import snap, snap_rows, snapped
+from samebits.numerics.exact.grid import snapped
 from samebits.numerics.exact.operations.convolutions import convolution, images_gradient, kernels_gradient
 from samebits.numerics.exact.operations.indexing import embedding_dense_backward
 from samebits.numerics.exact.operations.registry import bits_for
 from samebits.numerics.exact.parameters import met, sum_at_once
 from samebits.numerics.exact.products import (
     on_grids,
-    product_of_rows,
+    product_of_lines,
     products_of_shards,
     rounded_matmul,
     sum_of_products,
@@ -74,9 +74,7 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
     """Rows of ``x`` (shards, ..., terms) times a matrix (shards, outputs, terms), rounded to float32 once."""
     bits = bits_for(x.shape[-1])
     if are_shared(weight):
-        one = weight[0]
-        factor = snap_rows(one, bits).T if one.is_contiguous() else snap(one.T, 0, bits)
-        y = product_of_rows(_rows(x).flatten(0, 1), bits, factor)
+        y = product_of_lines(_rows(x).flatten(0, 1), weight[0], bits)
     else:
         y = rounded_matmul(*on_grids(_rows(x), weight.mT))
     return y.view(*x.shape[:-1], weight.shape[1])

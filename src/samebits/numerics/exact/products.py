@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact.compiled.library import compiled, threads
-from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_columns, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.integer_products import multiply
 
 if TYPE_CHECKING:
@@ -99,6 +99,35 @@ def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = 
     Shapes: (rows, terms) and (terms, width) to (rows, width).
     """
     return rounded_matmul(snap_rows(x, bits), factor, bias)
+
+
+_LARGE = 1 << 21  # numbers of a matrix that few rows meet, which is rounded part by part and lies nowhere as a whole
+_FEW = 512  # such rows
+_LINES = 192  # of a part; no power of two, by which a cache would have room for few of them
+
+
+def _by_blocks_of_matrix(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
+    x, has_rows = x.contiguous(), matrix.is_contiguous()
+    rows, width = len(x), len(matrix)
+    if not library.is_host or rows > _FEW or matrix.numel() < _LARGE:
+        return None
+    if not library.takes(x, matrix if has_rows else matrix.T):
+        return None
+    left, product = snap_rows(x, bits), torch.empty((rows, width), dtype=torch.float64)
+    for part in slices(width, threads() * _LINES):
+        block = snap_rows(matrix[part], bits).T if has_rows else snap_columns(matrix.T, part, bits)
+        torch.mm(left, block, out=product[:, part])
+    return _finish(product, None)
+
+
+@compiled(_by_blocks_of_matrix)
+def product_of_lines(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
+    """Float32 rows times the lines of a float32 matrix, each on its own grid; rounded to float32 once.
+
+    Shapes: (rows, terms) and (width, terms), which may be transposed, to (rows, width).
+    """
+    factor = snap_rows(matrix, bits).T if matrix.is_contiguous() else snap(matrix.T, 0, bits)
+    return product_of_rows(x, bits, factor)
 
 
 def _blockwise_sums(

@@ -17,7 +17,7 @@ from samebits.numerics.exact.compiled.gpu import GpuLibrary
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
 from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.forward_draws import Draws
-from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.grid import snap, snap_columns, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import indexing, pooling
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
@@ -67,6 +67,7 @@ def _of_rows(device: torch.device) -> Iterable[Tensor]:
 def _of_grids(device: torch.device) -> Iterable[Tensor]:
     x, bias = _usual(device, 30, _WIDTH, salt=5), _usual(device, 30, salt=15).to(torch.float64)
     yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, device).view(-1, 30), 20), snap(x, 0, 20))
+    yield snap_columns(x, slice(3, _WIDTH - 1), 20)
     yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
     yield snap_rows(x.repeat(40, 1), 20)  # by several threads, if there are any
     yield from (*snapped(x, 3 * 2.0**40), *snapped_sum(x.view(5, 6, _WIDTH), 3 * 2.0**40))

@@ -7,7 +7,7 @@ INLINE double shifter(i64 top, i64 bits) {
 }
 
 #ifndef __CUDACC__
-struct snap { const float *x; double *y; i64 width, bits, count, groups; };
+struct snap { const float *x; double *y; i64 width, bits, count, groups, across; };
 /* Numbers seen as (outer, groups, inner), of which each group has a grid of its own. */
 static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
@@ -30,7 +30,7 @@ static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
     }
 }
 API void snap_groups(const float *x, double *y, i64 outer, i64 groups, i64 inner, i64 bits, unsigned threads) {
-    struct snap s = {x, y, inner, bits, outer, groups};
+    struct snap s = {x, y, inner, bits, outer, groups, inner};
     share(snap_groups_rows, &s, groups, outer * groups * inner, threads);
 }
 API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, unsigned threads) {
@@ -65,15 +65,15 @@ API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads)
 #define MOST_COLUMNS 512
 static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
-    i64 width = s->width, count = s->count, wide = s->groups, blocks = (width + wide - 1) / wide;
+    i64 width = s->width, count = s->count, wide = s->groups, across = s->across, blocks = (width + wide - 1) / wide;
     for (i64 block = first; block < last; block++) {
         i64 column = block % blocks * wide, columns = width - column < wide ? width - column : wide;
-        const float *x = s->x + block / blocks * count * width + column;
+        const float *x = s->x + block / blocks * count * across + column;
         double *y = s->y + block / blocks * count * width + column;
         i32 most[MOST_COLUMNS] = {0};
         double shifts[MOST_COLUMNS];
         for (i64 i = 0; i < count; i++) {
-            const float *restrict row = x + i * width;
+            const float *restrict row = x + i * across;
             for (i64 c = 0; c < columns; c++) {
                 i32 size = size_of(row[c]);
                 most[c] = size > most[c] ? size : most[c];
@@ -81,17 +81,22 @@ static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
         }
         for (i64 c = 0; c < columns; c++) shifts[c] = shifter((most[c] >> 23) - 126, s->bits);
         for (i64 i = 0; i < count; i++) {
-            const float *restrict row = x + i * width;
+            const float *restrict row = x + i * across;
             double *restrict out = y + i * width;
             for (i64 c = 0; c < columns; c++) out[c] = (double)row[c] + shifts[c] - shifts[c];
         }
     }
 }
-API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
+/* Some columns of a matrix whose rows are `across` numbers apart. */
+API void snap_some_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 across, i64 bits,
+                           unsigned threads) {
     i64 wide = (width + (i64)threads - 1) / (i64)threads;
     wide = wide < COLUMNS ? COLUMNS : wide > MOST_COLUMNS ? MOST_COLUMNS : wide;
-    struct snap s = {x, y, width, bits, count, wide};
+    struct snap s = {x, y, width, bits, count, wide, across};
     share(snap_columns_rows, &s, outer * ((width + wide - 1) / wide), outer * count * width, threads);
+}
+API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
+    snap_some_columns(x, y, outer, count, width, width, bits, threads);
 }
 
 /* Let a number that threads share be at least one whose bits these are. */
