@@ -70,14 +70,14 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gpt at batch 256": ({"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 1024}}, 1),
     **{
         f"a user's {name} at batch {batch}": (
-            {"model": {"name": f"user_models:{name}"}, "data": {"task": task, "num_samples": 1024}, "batch": batch},
+            {"model": {"name": f"user_models:{name}"}, "data": {**data, "num_samples": 1024}, "batch": batch},
             1,
         )
-        for task, batch, names in (
-            ("vectors", 256, ("Wide",)),
-            ("images", 16, ("ManyModules", "ResNet50")),
-            ("images", 64, ("ResNet", "ConvNeXt", "ViT")),
-            ("tokens", 256, ("NanoGPT", "GPT2", "Llama", "Bert", "LSTM")),
+        for data, batch, names in (
+            (VECTORS, 256, ("Wide",)),
+            ({"task": "images"}, 16, ("ManyModules", "ResNet50")),
+            ({"task": "images"}, 64, ("ResNet", "ConvNeXt", "ViT")),
+            ({"task": "tokens"}, 256, ("NanoGPT", "GPT2", "Llama", "Bert", "LSTM")),
         )
         for name in names
     },
