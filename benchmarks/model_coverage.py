@@ -124,9 +124,7 @@ def measure(family: Family) -> dict[str, Any]:
     try:
         for splits in SPLITS:
             shape = tuple(targets.shape[1:])
-            exact = ExactNumerics(
-                TRAIN, CPU, "cross_entropy", shape, seed=0, shards=SHARDS, samples=SAMPLES, independent=False
-            )
+            exact = ExactNumerics(TRAIN, CPU, "cross_entropy", shape, seed=0, shards=SHARDS, samples=SAMPLES)
             exact.configure()
             weights, took = train(exact, built(family, exact), inputs, targets, splits)
             hashes.add(weights)

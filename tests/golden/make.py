@@ -26,13 +26,10 @@ from samebits.params import parse_params  # noqa: E402
 
 
 def models():
-    """Hashes of trained weights by model, optimizer and way to feed shards."""
-    hashes = {}
-    for model in MODELS:
-        for optimizer in ("sgd", "adamw"):
-            hashes[f"{model} {optimizer} whole"] = train(model, optimizer)[0]
-            hashes[f"{model} {optimizer} by shards"] = train(model, optimizer, whole=False)[0]
-    return hashes | {f"mlp {optimizer} by shards": train("mlp", optimizer, whole=False)[0] for optimizer in OTHERS}
+    """Hashes of trained weights by model and optimizer."""
+    trained = [(model, optimizer) for model in MODELS for optimizer in ("sgd", "adamw")]
+    trained += [("mlp", optimizer) for optimizer in OTHERS]
+    return {f"{model} {optimizer}": train(model, optimizer)[0] for model, optimizer in trained}
 
 
 def data():

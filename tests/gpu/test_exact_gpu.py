@@ -36,12 +36,12 @@ GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 @pytest.mark.cuda_here
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("model", exact_probe.MODELS)
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kernels", ["compiled", "python"])
-def test_the_golden_hashes_of_the_cpu(model, optimizer, whole, kernels, monkeypatch):
+def test_the_golden_hashes_of_the_cpu(model, optimizer, together, kernels, monkeypatch):
     monkeypatch.setenv(KERNELS, kernels)
-    weights, _ = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")
-    assert weights == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
+    weights, _ = exact_probe.train(model, optimizer, 2, together=together, device="cuda")
+    assert weights == GOLDEN[f"{model} {optimizer}"]
 
 
 @pytest.mark.cuda_here
@@ -57,9 +57,9 @@ def test_products_of_integers_give_the_golden_hashes_of_the_cpu(model, kernels, 
         monkeypatch.setattr(integer_products, least, 1)
     integer_products.start([device])
     assert integer_products.are_used(device)
-    weights, _ = exact_probe.train(model, "adamw", 2, whole=True, device=str(device))
+    weights, _ = exact_probe.train(model, "adamw", 2, device=str(device))
     integer_products.start([])
-    assert weights == GOLDEN[f"{model} adamw whole"]
+    assert weights == GOLDEN[f"{model} adamw"]
 
 
 @pytest.mark.cuda_here

@@ -90,7 +90,7 @@ def worker(names):
         torch.nn.modules.module._global_forward_hooks.clear()
 
     def numerics():
-        split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}
+        split = {"shards": SHARDS, "samples": SAMPLES}
         return ExactNumerics(settings, torch.device("cpu"), "cross_entropy", (), seed=0, **split)
 
     def look(factory):

@@ -78,8 +78,8 @@ def settings(optimizer, **train):
     return parse_params({"train": {"optimizer": (CHOSEN | OTHERS)[optimizer], **train}}).train
 
 
-def train(model, optimizer="sgd", splits=1, *, whole=True, fast=False, device="cpu", steps=STEPS, **more):
-    """Hash of the final weights, and the losses, of a built-in model."""
+def train(model, optimizer="sgd", splits=1, *, together=True, fast=False, device="cpu", steps=STEPS, **more):
+    """Hash of the final weights, and the losses, of a built-in model, whose shards run ``together`` or one by one."""
     device = torch.device(device)
     inputs, targets = (t.to(device) for t in data(model))
     kind = "mse" if model == "regression" else "cross_entropy"
@@ -87,8 +87,10 @@ def train(model, optimizer="sgd", splits=1, *, whole=True, fast=False, device="c
     if fast:
         numerics = FastNumerics(chosen, device, kind)
     else:
-        split = {"shards": SHARDS, "samples": SAMPLES, "independent": whole}
+        split = {"shards": SHARDS, "samples": SAMPLES}
         numerics = ExactNumerics(chosen, device, kind, tuple(targets.shape[1:]), seed=0, **split)
+        if together:
+            numerics.apart = None
     return run(numerics, MODELS[model], inputs, targets, shards=SHARDS, splits=splits, steps=steps)
 
 

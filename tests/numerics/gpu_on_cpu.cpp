@@ -41,8 +41,6 @@ template <typename number> static void atomicMax(number *place, number value) {
 #include "gpu.cu"
 
 extern "C" void sgd_at(const updates *all) { sgd(*all); }
-extern "C" void largest_bits_at(const weights *all) { largest_bits(*all); }
-extern "C" void snap_all_at(const weights *all) { snap_all(*all); }
 extern "C" void bernoulli_at(float *y, const draws *all) { bernoulli(y, *all); }
 extern "C" void folded_at(const double *rows, double *y, const moves *m) { folded(rows, y, *m); }
 extern "C" void max_pool_at(float *y, const float *x, i64 *places, const pooling *p) { max_pool(y, x, places, *p); }

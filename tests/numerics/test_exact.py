@@ -40,19 +40,19 @@ def probe(environ, cases):
     return [digest for digest, _ in json.loads(done.stdout)]
 
 
-@pytest.mark.parametrize(("whole", "fed"), [(True, "whole"), (False, "by shards")])
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("optimizer", exact_probe.CHOSEN)
 @pytest.mark.parametrize("model", exact_probe.MODELS)
-def test_golden_hashes(model, optimizer, whole, fed):
+def test_golden_hashes(model, optimizer, together):
     remedy = "python tests/golden/make.py"
-    assert one_part(model, optimizer, whole=whole)[0] == GOLDEN[f"{model} {optimizer} {fed}"], remedy
+    assert one_part(model, optimizer, together=together)[0] == GOLDEN[f"{model} {optimizer}"], remedy
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("splits", [2, 3, 4, 8])
 @pytest.mark.parametrize("model", exact_probe.MODELS)
-def test_every_split_gives_the_same_bits(model, splits, whole):
-    assert exact_probe.train(model, "adamw", splits, whole=whole) == one_part(model, "adamw", whole=whole)
+def test_every_split_gives_the_same_bits(model, splits, together):
+    assert exact_probe.train(model, "adamw", splits, together=together) == one_part(model, "adamw")
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,12 @@ def test_every_split_gives_the_same_bits(model, splits, whole):
 )
 def test_every_environment_gives_the_same_bits(environ):
     cases = [
-        {"model": model, "optimizer": "adamw", "whole": whole}
+        {"model": model, "optimizer": "adamw", "together": together}
         for model in exact_probe.MODELS
-        for whole in (True, False)
+        for together in (True, False)
     ]
-    cases += [{"model": "mlp", "optimizer": optimizer, "whole": False} for optimizer in exact_probe.OTHERS]
-    names = [f"{case['model']} {case['optimizer']} {'whole' if case['whole'] else 'by shards'}" for case in cases]
-    assert dict(zip(names, probe(environ, cases), strict=True)) == {name: GOLDEN[name] for name in names}
+    cases += [{"model": "mlp", "optimizer": optimizer} for optimizer in exact_probe.OTHERS]
+    assert probe(environ, cases) == [GOLDEN[f"{case['model']} {case['optimizer']}"] for case in cases]
 
 
 @pytest.mark.slow
@@ -108,16 +107,16 @@ def test_it_learns_what_fast_learns(model):
     assert exact[-1] < exact[0]
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_clipping_and_settings_that_change_the_step_do_not_depend_on_the_split(whole):
-    one = exact_probe.train("mlp", clip_grad_norm=0.1, whole=whole)
-    assert exact_probe.train("mlp", "sgd", 4, clip_grad_norm=0.1, whole=whole) == one
-    assert one != exact_probe.train("mlp", whole=whole)
+@pytest.mark.parametrize("together", [True, False])
+def test_clipping_and_settings_that_change_the_step_do_not_depend_on_the_split(together):
+    one = exact_probe.train("mlp", clip_grad_norm=0.1, together=together)
+    assert exact_probe.train("mlp", "sgd", 4, clip_grad_norm=0.1, together=together) == one
+    assert one != one_part("mlp")
 
 
 def test_threads_do_not_change_bits():
     torch.set_num_threads(2)
     try:
-        assert exact_probe.train("gpt")[0] == GOLDEN["gpt sgd whole"]
+        assert exact_probe.train("gpt")[0] == GOLDEN["gpt sgd"]
     finally:
         torch.set_num_threads(1)

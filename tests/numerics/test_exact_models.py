@@ -284,7 +284,7 @@ MODELS = {
 
 
 def exact(targets=(), shards=SHARDS):
-    split = {"shards": shards, "samples": SAMPLES, "independent": False}
+    split = {"shards": shards, "samples": SAMPLES}
     return ExactNumerics(TRAIN, CPU, "cross_entropy", tuple(targets), seed=0, **split)
 
 

@@ -16,7 +16,7 @@ from test_exact_models import CPU, SAMPLES, SHARDS, STEPS, TRAIN, Norms, classes
 
 def over_batch(shards=SHARDS):
     targets = tuple(classes().shape[1:])
-    split = {"shards": shards, "samples": SAMPLES, "independent": False, "batch_norm": "global"}
+    split = {"shards": shards, "samples": SAMPLES, "batch_norm": "global"}
     numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", targets, seed=0, **split)
     numerics.apart = None
     return numerics

@@ -89,7 +89,7 @@ def run(fast, factory, inputs, targets, splits):
         numerics = FastNumerics(train, torch.device("cpu"), "cross_entropy")
     else:
         numerics = ExactNumerics(train, torch.device("cpu"), "cross_entropy", (), seed=0, shards=SHARDS,
-                                 samples=SAMPLES, independent=False)  # fmt: skip
+                                 samples=SAMPLES)  # fmt: skip
     return exact_probe.run(numerics, factory, inputs, targets, shards=SHARDS, splits=splits, steps=3)
 
 

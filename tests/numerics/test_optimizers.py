@@ -24,7 +24,7 @@ from trainables import make_trainable, train_from_start
 CPU = torch.device("cpu")
 GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 NAMES = get_args(OptimizerName)
-one_part = functools.cache(functools.partial(exact_probe.train, whole=False))
+one_part = functools.cache(exact_probe.train)
 
 
 def test_every_optimizer_is_tried():
@@ -41,8 +41,8 @@ def test_others_of_pytorch_are_left_out_knowingly():
 def test_an_optimizer_of_pytorchs_is_exact(optimizer):
     """Golden hashes, the same bits in parts of a batch, and PyTorch's own result but for its rounding."""
     digest, losses = one_part("mlp", optimizer)
-    assert digest == GOLDEN[f"mlp {optimizer} by shards"], "python tests/golden/make.py models"
-    assert exact_probe.train("mlp", optimizer, 3, whole=False) == (digest, losses)
+    assert digest == GOLDEN[f"mlp {optimizer}"], "python tests/golden/make.py models"
+    assert exact_probe.train("mlp", optimizer, 3) == (digest, losses)
     _, exact = one_part("regression", optimizer)
     _, fast = exact_probe.train("regression", optimizer, fast=True)
     assert exact == pytest.approx(fast, rel=2e-3)
@@ -108,7 +108,7 @@ def test_an_operation_without_an_exact_version_is_refused_by_the_optimizers_name
             torch.linalg.eigvals(self.param_groups[0]["params"][0])
 
     p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    stepper = optimizers.TorchOptimizer([[p]], Odd, [{"params": [p]}], lr=0.1, terms=1, clip=None)
+    stepper = optimizers.TorchOptimizer([p], Odd, [{"params": [p]}], lr=0.1, terms=1, clip=None)
     with pytest.raises(RefusedError, match=r"exact: train\.optimizer \(Odd\): linalg_eig") as caught:
         stepper.step()
     assert caught.value.hint == "choose another optimizer, or set train.numerics: [fast]"
@@ -142,7 +142,7 @@ def test_groups_of_parameters_have_settings_of_their_own(name):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(plain(inputs), targets).backward()
         optimizer.step()
-    split = {"seed": 0, "shards": 4, "samples": 16, "independent": False}
+    split = {"seed": 0, "shards": 4, "samples": 16}
     for numerics in (FastNumerics(settings, CPU, "cross_entropy"),
                      ExactNumerics(settings, CPU, "cross_entropy", (), **split)):  # fmt: skip
         model = net()
@@ -191,7 +191,7 @@ def test_groups_that_leave_something_out_are_named(function, message):
 def test_an_optimizer_of_ones_own_takes_the_place_of_the_params(exact, grouping):
     """With the learning rate that it begins with."""
     settings = parse_params(small(optimizer={"name": "sgd", "lr": 0.5})).train
-    split = {"seed": 0, "shards": 4, "samples": 16, "independent": False}
+    split = {"seed": 0, "shards": 4, "samples": 16}
     numerics = ExactNumerics(settings, CPU, "cross_entropy", (), **split) if exact else \
         FastNumerics(settings, CPU, "cross_entropy")  # fmt: skip
     model = net()

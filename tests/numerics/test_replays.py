@@ -25,11 +25,18 @@ def kernels():
     assert check.start() is None
 
 
-class NoReads(TorchDispatchMode):
-    """Refuses to read a number, as CUDA does while it captures."""
+READS = torch.ops.aten._local_scalar_dense.default
+
+
+class Without(TorchDispatchMode):
+    """Refuses an operation, as CUDA does to read a number while it captures."""
+
+    def __init__(self, refused=READS):
+        super().__init__()
+        self.refused = refused
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is self.refused:
             raise RuntimeError("operation not permitted when stream is capturing")
         return func(*args, **(kwargs or {}))
 
@@ -47,13 +54,13 @@ class RunAgain:
     def context(self, recorded):
         """What a graph has of its recording."""
         self.numerics.recorded = recorded
-        with self.numerics.windows.recording(), NoReads():
+        with self.numerics.windows.recording(), Without():
             yield
         self.numerics.recorded = None
 
     def record(self, run):
         recorded = self.numerics.recorded
-        with NoReads():
+        with Without():
             made = run()
         self.recorded += 1
 
@@ -99,7 +106,7 @@ def trained(kind, name, *, together=True, steps=12):
     """Hash of the weights with the losses, and the numerics."""
     factory, inputs, targets = MODELS[name]
     x, y = inputs(), targets()
-    split = {"shards": models.SHARDS, "samples": models.SAMPLES, "independent": False}
+    split = {"shards": models.SHARDS, "samples": models.SAMPLES}
     numerics = kind(models.TRAIN, CPU, "cross_entropy", tuple(y.shape[1:]), seed=0, **split)
     if together:
         numerics.apart = None
@@ -119,9 +126,15 @@ def test_replays_have_the_bits_of_passes(name, together):
     assert recorder.replayed >= 2 * 10
 
 
-def test_a_built_in_model_is_replayed_over_its_whole_batch(data_dir):
+def in_one_pass(data_dir):
+    trainable = make_trainable(data_dir, "exact").trainable
+    trainable.numerics.apart = None
+    return trainable
+
+
+def test_a_training_is_replayed(data_dir):
     """From the start, and again after a reset, with dropout, momentum and clipped gradients."""
-    plain, other = (make_trainable(data_dir, "exact").trainable for _ in range(2))
+    plain, other = (in_one_pass(data_dir) for _ in range(2))
     recorder = RunAgain(other.numerics)
     other.numerics.replay(other._unwrapped, lambda: recorder)
     expected = train_from_start(plain)
@@ -139,7 +152,7 @@ def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_d
     """And windows that are too wide are narrowed, step by step."""
     found = []
     for replays in (False, True):
-        trainable = make_trainable(data_dir, "exact").trainable
+        trainable = in_one_pass(data_dir)
         windows = trainable.numerics.windows
         if replays:
             recorder = RunAgain(trainable.numerics)
@@ -162,8 +175,8 @@ def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_d
 
 def test_passes_of_other_shards_are_recorded_anew():
     """As where a shard has turned out to have other bits in one pass than alone."""
-    numerics = Replayed(models.TRAIN, CPU, "cross_entropy", (), seed=0, shards=models.SHARDS, samples=models.SAMPLES,
-                        independent=False)  # fmt: skip
+    split = {"shards": models.SHARDS, "samples": models.SAMPLES}
+    numerics = Replayed(models.TRAIN, CPU, "cross_entropy", (), seed=0, **split)
     numerics.apart = None
     settle = numerics.windows.settle
 
@@ -186,6 +199,21 @@ def test_a_pass_that_reads_a_number_is_not_recorded():
     assert found == expected
     why = "the model cannot be captured: operation not permitted when stream is capturing"
     assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
+
+
+def test_shards_stay_in_one_pass_after_a_capture_has_failed(data_dir):
+    trainable = in_one_pass(data_dir)
+
+    class Fails(RunAgain):
+        def record(self, run):
+            with Without(torch.ops.aten.clone.default):
+                return super().record(run)
+
+    trainable.numerics.replay(trainable._unwrapped, lambda: Fails(trainable.numerics))
+    train_from_start(trainable, 2)
+    arithmetic = trainable.numerics.arithmetic()
+    assert "operation not permitted" in arithmetic.not_replayed
+    assert arithmetic.shards_apart is None
 
 
 @pytest.mark.parametrize("right", [0, 1])

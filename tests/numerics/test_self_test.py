@@ -492,7 +492,7 @@ def test_a_worker_on_gpus_is_tested(device, tested, monkeypatch):
     monkeypatch.setattr(check, "require_sound", called.append)
     monkeypatch.setattr(integer_products, "start", started.extend)
     team = SimpleNamespace(devices=[torch.device(device, 1)])
-    split = {"shards": 8, "samples": 32, "independent": True}
+    split = {"shards": 8, "samples": 32}
     numerics = ExactNumerics(settings("sgd"), torch.device(device), "mse", (), seed=0, **split)
     numerics.require_sound(team)
     assert called == [team] * tested

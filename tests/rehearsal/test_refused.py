@@ -13,7 +13,7 @@ from operations_probe import NO_MODE, attempt, samples_of, tensors
 from refused_on_cuda import name_of
 from samebits.errors import UserError
 from samebits.host.variables import KERNELS
-from samebits.numerics.exact import convolution, engine, losses, numerics, parameters, whole
+from samebits.numerics.exact import convolution, engine, losses, numerics, of_shards, parameters
 from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.operations import registry
@@ -150,15 +150,15 @@ MODELS = [pytest.param(name, marks=() if name == "mlp" else pytest.mark.slow) fo
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("whole_batch", [True, False])
-def test_trainings_call_nothing_of_the_lists(model, whole_batch, monkeypatch):
-    for place in (engine, losses, parameters, numerics, whole):
+@pytest.mark.parametrize("together", [True, False])
+def test_trainings_call_nothing_of_the_lists(model, together, monkeypatch):
+    for place in (engine, losses, of_shards, parameters, numerics):
         monkeypatch.setattr(place, "below", _without_engine)
     calls = _Calls()
     calls.by = model
     for optimizer in exact_probe.CHOSEN:
         with calls:
-            exact_probe.train(model, optimizer, 2, whole=whole_batch, steps=2, clip_grad_norm=1.0)
+            exact_probe.train(model, optimizer, 2, together=together, steps=2, clip_grad_norm=1.0)
     assert {name for name, _, dtype in calls.made if dtype == "float64"} & {"mm", "bmm"}
     assert _hits(calls) == {}
 

@@ -53,7 +53,7 @@ class DataShape(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A built-in model. It must treat each sample by itself: ``exact`` relies on that."""
+    """A built-in model."""
 
     section: type[BuiltinModel]
     tasks: tuple[str, ...]

@@ -249,6 +249,5 @@ def make_numerics(
         seed=params.seed,
         shards=split.shards,
         samples=split.samples,
-        independent=not isinstance(params.model, UserModel),
         batch_norm=params.exact.batch_norm,
     )

@@ -183,8 +183,10 @@ class Engine(EagerDispatchMode):
             noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
             noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
-        if func is aten.bernoulli_.float:
-            return self._draws.bernoulli(*args, **{name: value for name, value in kwargs.items() if name == "p"})
+        if func in (aten.bernoulli_.float, aten.bernoulli.p):  # the second is the first under vmap
+            to, *p = args
+            to = torch.empty_like(to) if func is aten.bernoulli.p else to
+            return self._draws.bernoulli(to, *p, **{name: value for name, value in kwargs.items() if name == "p"})
         try:
             return answer(func, args, kwargs, self._draws.fill)
         except TypeError:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.compiled.library import Kernels
 
 MANTISSA = 53  # bits of a float64
-FEWEST_BITS = 16
-"""Fewest bits of a factor whose products are summed, at most 2^21; a window may be three bits above the largest."""
 _BLOCK = 1 << 15  # elements that stay in a core's cache as float64
 
 
@@ -126,10 +124,14 @@ def snapped_sum(x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor]:
 
 
 def _snap(library: Kernels, x: Tensor, dim: int, bits: int) -> Tensor | None:
-    if x.dim() < 2 or dim % x.dim() != x.dim() - 2 or not library.takes(x):
+    if x.dim() < 2 or dim % x.dim() != x.dim() - 2:
         return None
-    out = x.new_empty(x.shape, dtype=torch.float64)
-    library.call("snap_columns", x, out, math.prod(x.shape[:-2]), *x.shape[-2:], bits, threads())
+    are_apart = x.dim() == 2 and len(x) > 0 and x.stride(1) == 1  # rows, of which each lies densely
+    if not library.takes(x[0] if are_apart else x):
+        return None
+    out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+    across = x.stride(0) if are_apart else x.shape[-1]
+    library.call("snap_columns", x, out, math.prod(x.shape[:-2]), *x.shape[-2:], across, bits, threads())
     return out
 
 
@@ -142,21 +144,6 @@ def snap(x: Tensor, dim: int, bits: int) -> Tensor:
     if x.numel() == 0:
         return x.to(torch.float64)
     return snap_(x.to(torch.float64, copy=True), shifter(top(x, dim), bits))
-
-
-def _snap_columns(library: Kernels, x: Tensor, part: slice, bits: int) -> Tensor | None:
-    columns = x[:, part]
-    if not library.is_host or not library.takes(x) or columns.numel() == 0:
-        return None
-    out = x.new_empty(columns.shape, dtype=torch.float64)
-    library.call("snap_some_columns", columns.data_ptr(), out, 1, *columns.shape, x.shape[1], bits, threads())
-    return out
-
-
-@compiled(_snap_columns)
-def snap_columns(x: Tensor, part: slice, bits: int) -> Tensor:
-    """``snap`` of some columns of a matrix."""
-    return snap(x[:, part], 0, bits)
 
 
 def _snap_rows(library: Kernels, x: Tensor, bits: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The module that a strategy wraps under ``exact``: the user's model, fed shard by shard or all shards at once."""
+"""The module that a strategy wraps under ``exact``: a model, fed shard by shard or all shards at once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from samebits.numerics.exact.parameters import Entry, tied_places
 from samebits.numerics.exact.recurrent import flat_weights_entered
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.switches import switched, switches
-from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
-from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
-from samebits.numerics.interface import computed, logits_of
+from samebits.numerics.exact.windows import GRADIENTS_OF, LOSS
+from samebits.numerics.interface import computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,10 +59,8 @@ class ExactModule(nn.Module):
         self._ties = tied_places(model)
         self._numerics, self._own = numerics, numerics.own_loss
         self.loss = self._own.function if self._own else None  # a module moves with the others to a replica's device
-        kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
-        numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
+        numerics.windows.expect([LOSS, *(f"{GRADIENTS_OF} {place}" for place in self._ties)])
         self._recurs = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        self.weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
         self._changes_seen = numerics.running.changes
         self.replays: Replays | None = None
@@ -76,26 +73,7 @@ class ExactModule(nn.Module):
 
     def run(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
         """``forward`` by the model itself."""
-        if self._numerics.independent:
-            return self._run_whole(inputs, shards, step)
-        return self._run_shards((inputs, targets), shards, step)
-
-    def _outputs(self, part: Part) -> Tensor:
-        """The outputs for one shard, from copies, since forward may write to its input."""
-        inputs, targets = mapped(Tensor.clone, part)
-        return computed(self.model, self._own, self.loss, inputs, targets)
-
-    def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
-        batch = inputs.flatten(0, 1)
-        places = {id(parameter): place for place, parameter in self._by_place()}
-        windows, global_batch = self._numerics.windows, self._numerics.samples
-        scope = Scope(windows=windows, global_batch=global_batch, samples=batch.shape[0], rounded=self.weights)
-        with self._engine(step, shards), WholeBatch(scope, lambda p: places[id(p)]):
-            outputs = logits_of(self.model(batch))
-            return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
-
-    def _run_shards(self, part: Part, shards: range, step: int) -> Tensor:
-        values = self._values()
+        part, values = (inputs, targets), self._values()
         versions = {place: value._version for place, value in values.items()}
         mode = self.model.training
         at_once = self._numerics.apart is None
@@ -112,6 +90,11 @@ class ExactModule(nn.Module):
                 raise written_in_forward(f"model.{place}")
         self.require_kept(mode)
         return outputs
+
+    def _outputs(self, part: Part) -> Tensor:
+        """The outputs for one shard, from copies, since forward may write to its input."""
+        inputs, targets = mapped(Tensor.clone, part)
+        return computed(self.model, self._own, self.loss, inputs, targets)
 
     def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
         outputs, kept, apart = [], self._guarded(values), None
@@ -138,7 +121,7 @@ class ExactModule(nn.Module):
                     found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls, batch)
                 except Exception as error:  # alone, a shard raises it again if it is the model's own
                     strange = batch is not None and not together.stands_in_the_way(error)  # as ranks that are gone
-                    if strange or is_out_of_memory(error):
+                    if strange or is_out_of_memory(error) or self._numerics.recorded:
                         raise
                     self._numerics.apart = together.why_apart(error)
                     return None

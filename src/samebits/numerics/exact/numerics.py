@@ -55,8 +55,7 @@ _SHARDS_ASKED = 4
 class ExactNumerics(Numerics):
     """One set of bits for any device, strategy and number of devices.
 
-    A global batch has ``samples`` samples in ``shards`` shards, with targets of ``target_shape``. ``independent`` says
-    that the model treats each sample by itself, so that shards need not be kept apart.
+    A global batch has ``samples`` samples in ``shards`` shards, with targets of ``target_shape``.
     """
 
     name = "exact"
@@ -72,20 +71,18 @@ class ExactNumerics(Numerics):
         seed: int,
         shards: int,
         samples: int,
-        independent: bool,
         batch_norm: Literal["shard", "global"] = "shard",
     ) -> None:
         self._train, self._device = train, device
-        self.seed, self.shards, self.samples, self.independent = seed, shards, samples, independent
+        self.seed, self.shards, self.samples = seed, shards, samples
         self.batch_norm = batch_norm
         self._all_reduce: Reduce | None = None
         self.take_data(loss, target_shape)
-        self._groups: list[list[nn.Parameter]] = []
         self.replaced: dict[str, Tensor] = {}
         self.windows = Windows()
         self.running = RunningStatistics(shards)
         self.apart: str | None = why_apart_at_first()
-        """Why a user's shards run one by one and not in one pass; None if they do."""
+        """Why shards run one by one and not in one pass; None if they do."""
         self._model: nn.Module | None = None
         self._replays: Replays | None = None
         self.recorded: RecordedDraws | None = None
@@ -101,12 +98,11 @@ class ExactNumerics(Numerics):
         check_kernels.start(self._device)
         torch.set_deterministic_debug_mode("default")
         choose_kernels(fused=False)  # fused kernels hide their operations, and opt_einsum changes the order of products
-        if not self.independent:
-            ambient.guard_process()
-            # A later import, as by DDP, would find a stance that compiles functions of the model.
-            from torch import _dynamo  # noqa: F401
+        ambient.guard_process()
+        # A later import, as by DDP, would find a stance that compiles functions of the model.
+        from torch import _dynamo  # noqa: F401
 
-            require_torch_names()  # whose names are there only now
+        require_torch_names()  # whose names are there only now
 
     def require_sound(self, team: Team) -> None:
         """Run the self-test on GPUs; CPUs are known from the kit's own tests. Raises HostError: see ``check``."""
@@ -133,7 +129,7 @@ class ExactNumerics(Numerics):
         self._widen(model)
 
     def _widen(self, model: nn.Module) -> None:
-        self._groups, self.replaced = widen(model, apart=self.independent)
+        self.replaced = widen(model)
         if "torch._dynamo" in sys.modules and not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model itself compiles
 
@@ -198,10 +194,8 @@ class ExactNumerics(Numerics):
         """A digest of outputs, gradients and number of draws for each of a few shards.
 
         ``backwards`` also changes the number of threads where the first shard is, on one rank, since threads of several
-        ranks would wait for each other's. Empty for a model that treats samples by themselves.
+        ranks would wait for each other's.
         """
-        if self.independent:
-            return {}
         assert isinstance(module, ExactModule)
         batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
         threads = torch.get_num_threads()
@@ -217,7 +211,7 @@ class ExactNumerics(Numerics):
 
         Raises RefusedError: a shard has another one now, after steps of such passes.
         """
-        if self.independent or self.apart not in (None, UNTRIED):
+        if self.apart not in (None, UNTRIED):
             return
         assert isinstance(module, ExactModule)
         batch, part, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
@@ -259,9 +253,7 @@ class ExactNumerics(Numerics):
         module.survey(refusals, unbound(part)[0], batch.step, slopes_of)
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:
-        """See ``ExactModule.not_finite``. Empty for a built-in model."""
-        if self.independent:
-            return []
+        """See ``ExactModule.not_finite``."""
         assert isinstance(module, ExactModule)
         batch, part, slopes_of = self._by_shard(batch, len(batch.shards))
         return module.not_finite(unbound(part), batch.shards, batch.step, slopes_of)
@@ -280,7 +272,7 @@ class ExactNumerics(Numerics):
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
-        return optimizer_of(self._train, model, self._groups, self._terms)
+        return optimizer_of(self._train, model, self._terms)
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""
@@ -302,9 +294,8 @@ class ExactNumerics(Numerics):
         if not fits:
             self.running.clear()
             return False
-        if not self.independent:
-            assert self._model is not None
-            self.running.settle(self._model, all_reduce_max, self._device)
+        assert self._model is not None
+        self.running.settle(self._model, all_reduce_max, self._device)
         return True
 
     def step(self, optimizer: ExactOptimizer) -> None:
@@ -336,7 +327,7 @@ class ExactNumerics(Numerics):
             below_window=share,
             compiled_kernels=library.chosen(self._device.type) is not None,
             integer_products=integer_products.are_used(self._device),
-            shards_apart=None if self.independent else self.apart,
+            shards_apart=self.apart,
             not_replayed=self._replays.why_not if self._replays else None,
         )
 

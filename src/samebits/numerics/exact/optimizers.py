@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
@@ -28,7 +27,7 @@ from samebits.numerics.optimizers import grouped, optimizer_for
 from samebits.portable.floats import PortableFloat, portable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -39,23 +38,20 @@ _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 
 
-def _sums(group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The existing gradients of a group of tied parameters."""
-    return [q.grad.reshape(-1) for q in group if q.grad is not None]
+def _sum_of(p: nn.Parameter) -> Tensor:
+    """A parameter's gradient, on one axis. One that is missing counts as zeros, as under DataParallel."""
+    return (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
 
 
 class ExactOptimizer:
-    """Parameters with their mean gradients, clipped to the norm ``clip``.
-
-    Each of ``groups`` lists tied parameters; summed gradients are divided by ``terms``.
-    """
+    """Parameters with their mean gradients, clipped to the norm ``clip``; summed gradients are divided by ``terms``."""
 
     def __init__(
-        self, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, terms: int, clip: float | None, **settings: Any
+        self, parameters: Iterable[nn.Parameter], *, lr: float, terms: int, clip: float | None, **settings: Any
     ) -> None:
-        self._tied = [group for group in groups if group[0].requires_grad]
+        self._trained = [p for p in parameters if p.requires_grad]
         self.terms, self._clip = terms, clip
-        self.param_groups = [{"params": [p for group in self._tied for p in group], "lr": lr, **settings}]
+        self.param_groups = [{"params": self._trained, "lr": lr, **settings}]
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -72,11 +68,9 @@ class ExactOptimizer:
         """Return to the state before the first step."""
         self.state.clear()
 
-    def _gradient(self, sums: list[Tensor], scale: Tensor | None) -> Tensor:
+    def _gradient(self, total: Tensor, scale: Tensor | None) -> Tensor:
         """The mean gradient, rounded to float32."""
-        total = sums[0].clone()
-        for addend in sums[1:]:
-            total.add_(addend)
+        total = total.clone()
         if self.terms & (self.terms - 1) == 0:
             total.mul_(1.0 / self.terms)
         else:
@@ -89,11 +83,8 @@ class ExactOptimizer:
         if self._clip is None:
             return None
         squares = []
-        for group in self._tied:
-            if not (sums := _sums(group)):  # a missing gradient counts as zeros; the sum keeps the order of the model
-                squares.append(group[0].new_zeros(1))
-                continue
-            g = self._gradient(sums, None).to(torch.float64)
+        for p in self._trained:
+            g = self._gradient(_sum_of(p), None).to(torch.float64)
             squares.append(fixed_order_sum(g.mul_(g), (0,)))
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
@@ -103,17 +94,14 @@ def _moved(
     library: Kernels,
     optimizer: _Blockwise,
     flat: list[Tensor],
-    sums: list[Tensor],
+    total: Tensor,
     scale: Tensor | None,
     numbers: tuple[float, ...],
 ) -> bool | None:
     """Whether the kernel of the optimizer's name has updated a parameter and its states."""
     p, *states = flat
-    if not (library.takes(p, *sums, dtype=torch.float64) and library.takes(*states)):
+    if not (library.takes(p, total, dtype=torch.float64) and library.takes(*states)):
         return None
-    total = sums[0] if len(sums) == 1 else sums[0].add(sums[1])
-    for addend in sums[2:]:
-        total.add_(addend)
     first, second = [*states, None][:2]
     clipping: Any = scale  # which on a GPU only the GPU knows
     if library.is_host:
@@ -122,7 +110,6 @@ def _moved(
     library.call(
         name, p, total, first, second, p.numel(), float(optimizer.terms), clipping, *map(float, numbers), threads()
     )
-    increment_version(flat)  # which caches of rounded weights go by
     return True
 
 
@@ -140,27 +127,21 @@ class _Blockwise(ExactOptimizer):
         settings = self.param_groups[0]
         torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
         scale = self._clipping()
-        with gathered(self._tied[0][0]) if self._tied else nullcontext():
-            for group in self._tied:
-                p = group[0]
+        with gathered(self._trained[0]) if self._trained else nullcontext():
+            for p in self._trained:
                 state = self.state[p]
                 if not state:
                     for name in self._names:
                         state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
                 flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-                # A missing gradient counts as zeros, as under DataParallel.
-                sums = _sums(group) or [torch.zeros_like(flat[0])]
-                self._move(flat, sums, scale, self._numbers(state, settings))
-        for p, *others in self._tied:
-            for q in others:
-                q.copy_(p)
+                self._move(flat, _sum_of(p), scale, self._numbers(state, settings))
 
     @compiled(_moved)
-    def _move(self, flat: list[Tensor], sums: list[Tensor], scale: Tensor | None, numbers: tuple[float, ...]) -> None:
+    def _move(self, flat: list[Tensor], total: Tensor, scale: Tensor | None, numbers: tuple[float, ...]) -> None:
         """Update a parameter and its states, all of one axis; ``numbers`` are those of ``_update``."""
         for part in blocks(flat[0].numel(), 1, flat[0].device):
             weights, *states = (t[part] for t in flat)
-            gradient = self._gradient([s[part] for s in sums], scale)
+            gradient = self._gradient(total[part], scale)
             weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
 
     def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
@@ -226,7 +207,7 @@ class TorchOptimizer(ExactOptimizer):
 
     def __init__(
         self,
-        groups: Sequence[Sequence[nn.Parameter]],
+        parameters: Iterable[nn.Parameter],
         make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
         param_groups: Sequence[dict[str, Any]],
         *,
@@ -234,14 +215,12 @@ class TorchOptimizer(ExactOptimizer):
         terms: int,
         clip: float | None,
     ) -> None:
-        super().__init__(groups, lr=lr, terms=terms, clip=clip)
-        self._narrow = [nn.Parameter(group[0].detach().to(torch.float32)) for group in self._tied]
-        narrow = {id(p): n for tied, n in zip(self._tied, self._narrow, strict=True) for p in tied}
-        of = {id(tied[0]): tied for tied in self._tied}
-        self.param_groups = [
-            {"lr": lr, **one, "params": [q for p in one["params"] for q in of.get(id(p), ())]} for one in param_groups
-        ]
-        inner = [{**one, "params": [narrow[id(p)] for p in one["params"] if id(p) in of]} for one in param_groups]
+        super().__init__(parameters, lr=lr, terms=terms, clip=clip)
+        self._narrow = [nn.Parameter(p.detach().to(torch.float32)) for p in self._trained]
+        narrow = {id(p): n for p, n in zip(self._trained, self._narrow, strict=True)}
+        trained = [{**one, "params": [p for p in one["params"] if id(p) in narrow]} for one in param_groups]
+        self.param_groups = [{"lr": lr, **one} for one in trained]
+        inner = [{**one, "params": [narrow[id(p)] for p in one["params"]]} for one in trained]
         self._make = partial(make, inner)
         self.reset()
         for outer, own in zip(self.param_groups, self._inner.param_groups, strict=True):
@@ -253,18 +232,17 @@ class TorchOptimizer(ExactOptimizer):
         for group in self._inner.param_groups:
             group |= {key: portable(value) for key, value in group.items() if key != "params"}
         self.state.clear()
-        for tied, narrow in zip(self._tied, self._narrow, strict=True):
-            self.state[tied[0]] = self._inner.state[narrow]  # one dictionary, also where it is still empty
+        for p, narrow in zip(self._trained, self._narrow, strict=True):
+            self.state[p] = self._inner.state[narrow]  # one dictionary, also where it is still empty
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter by its mean gradient."""
         torch.set_flush_denormal(False)
         scale = self._clipping()
-        for tied, narrow in zip(self._tied, self._narrow, strict=True):
-            narrow.copy_(tied[0])
-            sums = _sums(tied) or [torch.zeros_like(tied[0]).view(-1)]
-            narrow.grad = self._gradient(sums, scale).view(narrow.shape)
+        for p, narrow in zip(self._trained, self._narrow, strict=True):
+            narrow.copy_(p)
+            narrow.grad = self._gradient(_sum_of(p), scale).view(narrow.shape)
         for group, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
             group["lr"] = PortableFloat(outer["lr"])
         try:
@@ -273,10 +251,9 @@ class TorchOptimizer(ExactOptimizer):
         except RefusedError as error:
             hint = "choose another optimizer, or set train.numerics: [fast]"
             raise RefusedError(error.why, hint=hint, at="train.optimizer", kind=type(self._inner).__name__) from None
-        for tied, narrow in zip(self._tied, self._narrow, strict=True):
+        for p, narrow in zip(self._trained, self._narrow, strict=True):
             narrow.grad = None
-            for q in tied:
-                q.copy_(narrow)
+            p.copy_(narrow)
 
 
 class _PortableItems(TorchFunctionMode):
@@ -293,17 +270,17 @@ class _PortableItems(TorchFunctionMode):
         return PortableFloat(result) if type(result) is float else result
 
 
-def optimizer_of(train: Train, model: nn.Module, groups: list[list[nn.Parameter]], terms: int) -> ExactOptimizer:
-    """The optimizer that ``train.optimizer`` names, over groups of tied parameters; losses are means of ``terms``."""
+def optimizer_of(train: Train, model: nn.Module, terms: int) -> ExactOptimizer:
+    """The optimizer that ``train.optimizer`` names, over a model's parameters; losses are means of ``terms``."""
     chosen = train.optimizer
     common: dict[str, Any] = {"lr": chosen.lr, "terms": terms, "clip": train.clip_grad_norm}
     plain = not (chosen.kwargs or experiment.parameter_groups_of(model) or experiment.optimizer_of(model))
     if chosen.name == "sgd" and plain:
-        return SGD(groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
+        return SGD(model.parameters(), momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
     if chosen.name == "adamw" and plain:
-        return AdamW(groups, weight_decay=chosen.weight_decay, **common)
+        return AdamW(model.parameters(), weight_decay=chosen.weight_decay, **common)
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return optimizer_for(model, chosen, groups, foreach=False, fused=False)
 
-    return TorchOptimizer(groups, make, grouped(model), **common)
+    return TorchOptimizer(model.parameters(), make, grouped(model), **common)

@@ -67,25 +67,21 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
             yield RefusedError("it has a hook for its gradient, expected none", hint=hint, at=f"model.{name}")
 
 
-def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
-    """Give a model float64 parameters with the same values.
+def widen(model: nn.Module) -> dict[str, Tensor]:
+    """Give a model float64 parameters with the same values, one for each.
 
-    Returns the new parameters in groups that were one parameter, and the replaced parameters by place, which nothing
-    may use any more. With ``apart`` a tied parameter becomes one for each name, because its uses are summed over
-    samples on different grids; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads
-    waits for no gradient.
+    Returns the replaced parameters by place, which nothing may use any more.
     """
-    groups: dict[int, list[nn.Parameter]] = {}
+    wide: dict[int, nn.Parameter] = {}
     replaced: dict[str, Tensor] = {}  # keeps the replaced parameters alive, and so their ids unique
     for place, holder, name in _places(model):
         parameter = holder[name]
         assert parameter is not None
-        group = groups.setdefault(id(parameter), [])
-        if apart or not group:
-            wide = parameter.detach().to(torch.float64).contiguous()
-            group.append(nn.Parameter(wide, requires_grad=parameter.requires_grad))
-        holder[name], replaced[place] = group[-1], parameter
-    return list(groups.values()), replaced
+        if id(parameter) not in wide:
+            values = parameter.detach().to(torch.float64).contiguous()
+            wide[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        holder[name], replaced[place] = wide[id(parameter)], parameter
+    return replaced
 
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact.compiled.library import compiled, threads
-from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_columns, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_rows, snapped_sum
 from samebits.numerics.exact.integer_products import multiply
 
 if TYPE_CHECKING:
@@ -43,24 +43,22 @@ def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return matmul(x.movedim(axis, -1).contiguous(), matrix).movedim(-1, axis)
 
 
-def _finished(library: Kernels, product: Tensor, bias: Tensor | None) -> Tensor | None:
-    if not library.takes(product, bias, dtype=torch.float64):
+def _finished(library: Kernels, product: Tensor) -> Tensor | None:
+    if not library.takes(product, dtype=torch.float64):
         return None
     out = product.new_empty(product.shape, dtype=torch.float32)
-    width = product.shape[-1] if product.dim() else 1
-    library.call("finish", product, bias, out, product.numel() // width, width, threads())
+    library.call("finish", product, out, product.numel(), threads())
     return out
 
 
 @compiled(_finished)
-def _finish(product: Tensor, bias: Tensor | None) -> Tensor:
-    product.add_(0.0)
-    return (product if bias is None else product.add_(bias)).to(torch.float32)
+def _finish(product: Tensor) -> Tensor:
+    return product.add_(0.0).to(torch.float32)
 
 
-def rounded_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``exact_matmul``, plus a float64 bias for each column, rounded to float32 once."""
-    return _finish(multiply(a, b), bias)
+def rounded_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``exact_matmul``, rounded to float32 once."""
+    return _finish(multiply(a, b))
 
 
 _BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
@@ -72,11 +70,9 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
     return slices(rows, threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1)))
 
 
-def _blockwise_product(
-    library: Kernels, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
-) -> Tensor | None:
+def _blockwise_product(library: Kernels, x: Tensor, bits: int, factor: Tensor) -> Tensor | None:
     x = x.contiguous()
-    if not library.is_host or not library.takes(x) or not library.takes(bias, dtype=torch.float64):
+    if not library.is_host or not library.takes(x):
         return None
     (rows, terms), width = x.shape, factor.shape[1]
     out = torch.empty((rows, width), dtype=torch.float32)
@@ -88,17 +84,17 @@ def _blockwise_product(
         count = part.stop - part.start
         library.call("snap_rows", source + 4 * terms * part.start, snapped_rows, count, terms, bits, team)
         torch.mm(snapped_rows[:count], factor, out=products[:count])
-        library.call("finish", products, bias, target + 4 * width * part.start, count, width, team)
+        library.call("finish", products, target + 4 * width * part.start, count * width, team)
     return out
 
 
 @compiled(_blockwise_product)
-def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Float32 rows, each on its own grid, times a float64 factor on one, plus a bias; rounded to float32 once.
+def product_of_rows(x: Tensor, bits: int, factor: Tensor) -> Tensor:
+    """Float32 rows, each on its own grid, times a float64 factor on grids; rounded to float32 once.
 
     Shapes: (rows, terms) and (terms, width) to (rows, width).
     """
-    return rounded_matmul(snap_rows(x, bits), factor, bias)
+    return rounded_matmul(snap_rows(x, bits), factor)
 
 
 _LARGE = 1 << 21  # numbers of a matrix that few rows meet, which is rounded part by part and lies nowhere as a whole
@@ -107,17 +103,15 @@ _LINES = 192  # of a part; no power of two, by which a cache would have room for
 
 
 def _by_blocks_of_matrix(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
-    x, has_rows = x.contiguous(), matrix.is_contiguous()
-    rows, width = len(x), len(matrix)
+    x, rows, width = x.contiguous(), len(x), len(matrix)
     if not library.is_host or rows > _FEW or matrix.numel() < _LARGE:
         return None
-    if not library.takes(x, matrix if has_rows else matrix.T):
+    if not library.takes(x, matrix if matrix.is_contiguous() else matrix.T):
         return None
     left, product = snap_rows(x, bits), torch.empty((rows, width), dtype=torch.float64)
     for part in slices(width, threads() * _LINES):
-        block = snap_rows(matrix[part], bits).T if has_rows else snap_columns(matrix.T, part, bits)
-        torch.mm(left, block, out=product[:, part])
-    return _finish(product, None)
+        torch.mm(left, _lines_on_grids(matrix[part], bits), out=product[:, part])
+    return _finish(product)
 
 
 @compiled(_by_blocks_of_matrix)
@@ -126,42 +120,12 @@ def product_of_lines(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
 
     Shapes: (rows, terms) and (width, terms), which may be transposed, to (rows, width).
     """
-    factor = snap_rows(matrix, bits).T if matrix.is_contiguous() else snap(matrix.T, 0, bits)
-    return product_of_rows(x, bits, factor)
+    return product_of_rows(x, bits, _lines_on_grids(matrix, bits))
 
 
-def _blockwise_sums(
-    library: Kernels, left: Tensor, right: Tensor, left_shift: Tensor | float, right_shift: Tensor | float
-) -> tuple[Tensor, ...] | None:
-    if not library.is_host or not library.takes(left, right):
-        return None
-    given = (left, library.number(left_shift, left)), (right, library.number(right_shift, right))
-    widths = left.shape[1], right.shape[1]
-    product, total = torch.zeros(widths, dtype=torch.float64), torch.zeros(widths[0], dtype=torch.float64)
-    parts = list(row_blocks(left.shape[0], sum(widths)))
-    values = [torch.empty((parts[0].stop, width), dtype=torch.float64) for width in widths]
-    sizes = torch.zeros((2, len(parts)), dtype=torch.float32)
-    for number, part in enumerate(parts):
-        count = part.stop - part.start
-        for (x, shift), out, size in zip(given, values, sizes, strict=True):
-            rows = x.data_ptr() + 4 * x.shape[1] * part.start
-            library.call("snap_to", rows, out, size.data_ptr() + 4 * number, count * x.shape[1], shift, threads())
-        one, other = (out[:count] for out in values)
-        product.addmm_(one.T, other)
-        total.add_(one.sum(0))
-    return product, total, *sizes.amax(1)
-
-
-@compiled(_blockwise_sums)
-def products_of_columns(
-    left: Tensor, right: Tensor, left_shift: Tensor | float, right_shift: Tensor | float
-) -> tuple[Tensor, ...]:
-    """``left.T @ right`` and ``left.sum(0)`` of float32 numbers rounded as by ``snap_``, and the largest of each.
-
-    Grids have to leave room for all rows, so that the float64 sums are exact.
-    """
-    (one, size), (other, other_size) = snapped(left, left_shift), snapped(right, right_shift)
-    return multiply(one.T, other), one.sum(0), size, other_size
+def _lines_on_grids(matrix: Tensor, bits: int) -> Tensor:
+    """The transpose of a matrix, (terms, width), of which each line is on its own grid, read as it lies in memory."""
+    return snap_rows(matrix, bits).T if matrix.is_contiguous() else snap(matrix.T, 0, bits)
 
 
 def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) -> Tensor | None:
@@ -174,10 +138,10 @@ def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) ->
     factors = [torch.empty((rows, n), dtype=torch.float64) for n in (height, width)]
     for shard in range(shards):
         for x, factor, n in zip((left, right), factors, (height, width), strict=True):
-            library.call("snap_columns", x.data_ptr() + 4 * shard * rows * n, factor, 1, rows, n, bits, threads())
+            library.call("snap_columns", x.data_ptr() + 4 * shard * rows * n, factor, 1, rows, n, n, bits, threads())
         torch.mm(factors[0].T, factors[1], out=product)
         target = out.data_ptr() + 4 * shard * height * width
-        library.call("finish", product, None, target, height, width, threads())
+        library.call("finish", product, target, height * width, threads())
     return out
 
 

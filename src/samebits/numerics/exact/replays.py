@@ -25,7 +25,6 @@ from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
-from samebits.numerics.exact.whole import WeightCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,8 +90,7 @@ class Replays:
             self._passes = self._recorded(module, run, given, key)
         if self._passes is None:
             return run(inputs, targets=targets)
-        if not self._numerics.independent:
-            module.require_kept(module.model.training)
+        module.require_kept(module.model.training)
         if self._unchecked:
             self._unchecked -= 1
             self._require_same(self._passes, _Plain(self._numerics, module, run), given, step)
@@ -104,7 +102,6 @@ class Replays:
         plain = _Plain(self._numerics, module, run)
         try:
             plain.both(given)  # so that all windows are in memory
-            module.weights = WeightCache()  # recorded passes round them again in each step
             passes = _Passes(key, plain, given, self._recorder())
         except RuntimeError as error:  # among them whatever CUDA says of a capture
             if is_out_of_memory(error):
@@ -112,8 +109,6 @@ class Replays:
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"
             plain.forget()  # what has no values, since nothing was computed
             return None
-        finally:
-            module.weights = WeightCache()
         self._unchecked = _CHECKED
         return passes
 

@@ -17,8 +17,6 @@ import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
-from samebits.numerics.exact.integer_products import multiply
-from samebits.numerics.exact.products import products_of_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from samebits.errors import UserError
 
 LOSS = "the loss"
-INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF = "the inputs of", "the gradients at", "the gradients of"
-"""Places; all but ``LOSS`` are followed by the name of a parameter."""
+GRADIENTS_OF = "the gradients of"
+"""Places; the second is followed by the name of a parameter."""
 
 HEADROOM = 1  # bits above the largest magnitude when a window is set
 SLACK = 2  # bits below the top at which a window is narrowed, by one
@@ -165,23 +163,6 @@ class Windows:
         total, size = sum_of(self._shift(place, bits, device))
         self._seen.setdefault(place, []).append(size)
         return total
-
-    def products(self, places: tuple[str, str], left: Tensor, right: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """``left.T @ right`` and ``left.sum(0)`` in float64, each factor rounded to ``bits`` bits of its window.
-
-        Zeros if a window is not agreed yet: the step will be run again.
-        """
-        if all(place in self.tops for place in places) and self._steps % COUNT_EVERY:
-            shifts = [self._shift(place, bits, left.device) for place in places]
-            product, total, *sizes = products_of_columns(left, right, *shifts)
-            for place, size in zip(places, sizes, strict=True):
-                self._seen.setdefault(place, []).append(size)
-            return product, total
-        a, b = (self.round(place, x, bits) for place, x in zip(places, (left, right), strict=True))
-        if a is None or b is None:
-            zeros = torch.zeros((left.shape[1], right.shape[1]), dtype=torch.float64, device=left.device)
-            return zeros, zeros.new_zeros(left.shape[1])
-        return multiply(a.T, b), a.sum(0)
 
     def is_used_once(self, place: str) -> bool:
         """False once a pass has found a second use of a parameter."""

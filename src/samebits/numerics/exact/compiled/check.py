@@ -17,7 +17,7 @@ from samebits.numerics.exact.compiled.gpu import GpuLibrary
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused, use, using
 from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.forward_draws import Draws
-from samebits.numerics.exact.grid import snap, snap_columns, snap_rows, snapped, snapped_sum
+from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import indexing, pooling
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
@@ -26,7 +26,6 @@ from samebits.numerics.exact.self_test.check import agrees
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 from samebits.numerics.exact.sums import fixed_order_sum
 from samebits.numerics.exact.unfolding import Geometry
-from samebits.numerics.exact.whole import on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,15 +64,14 @@ def _of_rows(device: torch.device) -> Iterable[Tensor]:
 
 
 def _of_grids(device: torch.device) -> Iterable[Tensor]:
-    x, bias = _usual(device, 30, _WIDTH, salt=5), _usual(device, 30, salt=15).to(torch.float64)
+    x = _usual(device, 30, _WIDTH, salt=5)
     yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, device).view(-1, 30), 20), snap(x, 0, 20))
-    yield snap_columns(x, slice(3, _WIDTH - 1), 20)
-    yield from (snap_groups(x, 5, 3, 20), on_grid(x.to(torch.float64), 20))
+    yield from (snap(x[:, 3 : _WIDTH - 1], 0, 20), snap_groups(x, 5, 3, 20))
     yield snap_rows(x.repeat(40, 1), 20)  # by several threads, if there are any
     yield from (*snapped(x, 3 * 2.0**40), *snapped_sum(x.view(5, 6, _WIDTH), 3 * 2.0**40))
     yield products_of_shards(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20)
     yield from sum_of_products(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20, 3 * 2.0**40)
-    yield rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias)
+    yield rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64))
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
     for numbers, dims in itertools.product((wide, wide.to(torch.float32)), ((0,), (1,), (2,), (0, 2), (0, 1, 2))):
         yield fixed_order_sum(numbers, dims)
@@ -146,7 +144,7 @@ def _of_optimizers(device: torch.device) -> Iterable[Tensor]:
     for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
         for terms, clip in ((64, None), (48, 1.0)):
             p = torch.nn.Parameter(_usual(device, _COUNT, salt=7).to(torch.float64))
-            optimizer = make([[p]], lr=0.01, terms=terms, clip=clip, weight_decay=0.1, **settings)
+            optimizer = make([p], lr=0.01, terms=terms, clip=clip, weight_decay=0.1, **settings)
             for salt in (8, 9):
                 p.grad = _usual(device, _COUNT, salt=salt).to(torch.float64)
                 optimizer.step()

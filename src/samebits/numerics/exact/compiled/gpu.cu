@@ -90,52 +90,32 @@ API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, uns
     }
 }
 
-/* A block for some neighbouring columns, as many as a warp has threads; each thread has every so-manieth row of one. */
+/* A block for some neighbouring columns, as many as a warp has threads; each thread has every so-manieth row of one.
+ * Rows of `x` are `across` numbers apart. */
 #define WIDE 32
-API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
+API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 across, i64 bits,
+                      unsigned threads) {
     __shared__ i32 sizes[WIDE];
     i64 blocks = (width + WIDE - 1) / WIDE, lane = threadIdx.x % WIDE, first = threadIdx.x / WIDE;
     i64 step = blockDim.x / WIDE;
     for (i64 block = blockIdx.x; block < outer * blocks; block += gridDim.x) {
-        i64 column = block % blocks * WIDE + lane, start = block / blocks * count * width + column;
+        i64 column = block % blocks * WIDE + lane, from = block / blocks * count * across + column;
+        i64 to = block / blocks * count * width + column;
         if (first == 0) sizes[lane] = 0;
         __syncthreads();
         i32 most = 0;
         if (column < width)
             for (i64 i = first; i < count; i += step) {
-                i32 size = size_of(x[start + i * width]);
+                i32 size = size_of(x[from + i * across]);
                 most = size > most ? size : most;
             }
         atomicMax(&sizes[lane], most);
         __syncthreads();
         double shift = shifter((sizes[lane] >> 23) - 126, bits);
         if (column < width)
-            for (i64 i = first; i < count; i += step) y[start + i * width] = (double)x[start + i * width] + shift - shift;
+            for (i64 i = first; i < count; i += step)
+                y[to + i * width] = (double)x[from + i * across] + shift - shift;
         __syncthreads();
-    }
-}
-
-/* Some weights, each to be rounded to one grid; the bits of the largest size among each are in a place that is zero
- * before. */
-struct weight { const double *x; double *y; i64 *most; i64 n, bits; };
-struct weights { i64 count; struct weight of[TOGETHER]; };
-API void largest_bits(const struct weights all) {
-    for (i64 k = 0; k < all.count; k++) {
-        const struct weight *w = &all.of[k];
-        i64 last = w->n, most = 0;
-        EVERY(i) {
-            i64 size = bits_of(w->x[i]) & ~LEAST;
-            most = size > most ? size : most;
-        }
-        if (most) atomicMax(w->most, most);
-    }
-}
-API void snap_all(const struct weights all) {
-    for (i64 k = 0; k < all.count; k++) {
-        const struct weight *w = &all.of[k];
-        i64 last = w->n;
-        double shift = shifter((*w->most >> 52) - 1022, w->bits);
-        EVERY(i) w->y[i] = w->x[i] + shift - shift;
     }
 }
 
@@ -167,9 +147,8 @@ API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 last,
     ONCE atomicMax((i32 *)largest, most);
 }
 
-API void finish(const double *x, const double *bias, float *y, i64 rows, i64 width, unsigned threads) {
-    i64 last = rows * width;
-    EVERY(i) y[i] = (float)(bias ? x[i] + 0.0 + bias[i % width] : x[i] + 0.0);
+API void finish(const double *x, float *y, i64 last, unsigned threads) {
+    EVERY(i) y[i] = (float)(x[i] + 0.0);
 }
 
 /* -- products by digits: see integer_products.py ------------------------------------------------------------------- */

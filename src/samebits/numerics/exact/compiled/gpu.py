@@ -83,7 +83,7 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "snap_to": _of_each(3),
     "snap_sum": _of_each(4),
     "bernoulli": lambda y, draws, *_: Launch(-(-draws.shards * -(-draws.each // 4) // BLOCK)),  # noqa: ARG005
-    "finish": lambda x, bias, y, rows, width, *_: Launch(-(-rows * width // BLOCK)),  # noqa: ARG005
+    "finish": _of_each(2),
     "lstm_slopes": lambda *given: Launch(given[7]),
     **dict.fromkeys(("lstm", "gru", "gru_slopes"), lambda *given: Launch(given[8])),
     "digits": lambda x, digits, signs, tops, rows, *_: Launch(rows),  # noqa: ARG005
@@ -91,11 +91,11 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("max_pool", "max_pool_backward"), lambda y, *_: Launch(-(-y.numel() // BLOCK))),
     **{name: _of_rows(number) for name, number in _OF_ROWS.items()},
-    **dict.fromkeys(
-        ("sgd", "adamw", "largest_bits", "snap_all"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))
-    ),
+    **dict.fromkeys(("sgd", "adamw"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))),
 }
 """By name; a function of each number has none here."""
+_GATHERED = ("sgd", "adamw")
+"""Functions of one parameter each, whose calls may wait for each other."""
 _TOGETHER = 32  # parameters of a launch, as in gpu.cu
 _ELSEWHERE = {"sin", "cos"}  # only for numbers that are near, which the host would have to wait to know
 
@@ -125,21 +125,6 @@ class _Updates(ctypes.Structure):
         ("scale", ctypes.c_void_p),
         ("of", _Update * _TOGETHER),
     )
-
-
-class _Weight(ctypes.Structure):
-    """Of one parameter: addresses of weights, of rounded ones and of their largest size, how many, and bits."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "y", "most")),
-        *((name, ctypes.c_int64) for name in ("n", "bits")),
-    )
-
-
-class _Weights(ctypes.Structure):
-    """Of several parameters."""
-
-    _fields_ = (("count", ctypes.c_int64), ("of", _Weight * _TOGETHER))
 
 
 class GpuLibrary(Kernels):
@@ -189,10 +174,8 @@ class GpuLibrary(Kernels):
         for first in range(0, len(calls), _TOGETHER):
             part = calls[first : first + _TOGETHER]
             (name, x, *_), *_ = part
-            kernels, packed = _GATHERED[name]
-            given = packed(self, part)
-            for kernel in kernels:
-                self.launch(kernel, LAUNCHES[kernel](given), given, device=x.device)
+            given = _updates(part)
+            self.launch(name, LAUNCHES[name](given), given, device=x.device)
 
     def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
@@ -261,7 +244,7 @@ class GpuLibrary(Kernels):
         return module
 
 
-def _updates(_: GpuLibrary, calls: list[tuple[Any, ...]]) -> _Updates:
+def _updates(calls: list[tuple[Any, ...]]) -> _Updates:
     terms, scale = calls[0][6:8]
     together = _Updates(count=len(calls), terms=terms, scale=None if scale is None else scale.data_ptr())
     for one, (_, *tensors) in zip(together.of, calls, strict=False):
@@ -269,22 +252,6 @@ def _updates(_: GpuLibrary, calls: list[tuple[Any, ...]]) -> _Updates:
         one.n = tensors[4]
         one.numbers[:] = tensors[7:10]
     return together
-
-
-def _weights(library: GpuLibrary, calls: list[tuple[Any, ...]]) -> _Weights:
-    together = _Weights(count=len(calls))
-    for one, (_, x, y, n, bits, *_) in zip(together.of, calls, strict=False):
-        one.x, one.y, one.most = (t.data_ptr() for t in (x, y, library.place(x, torch.int64)))
-        one.n, one.bits = n, bits
-    return together
-
-
-_GATHERED: dict[str, tuple[tuple[str, ...], Callable[[GpuLibrary, list[tuple[Any, ...]]], ctypes.Structure]]] = {
-    "sgd": (("sgd",), _updates),
-    "adamw": (("adamw",), _updates),
-    "snap_all": (("largest_bits", "snap_all"), _weights),
-}
-"""Functions of one parameter each, whose calls may wait for each other: kernels, and what packs their arguments."""
 
 
 def _as_c(argument: Any) -> Any:

@@ -54,7 +54,7 @@ class Kernels:
         """Have places made anew that hold zero."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Context in which parameters' updates, or their roundings, may wait for each other."""
+        """Context in which updates of parameters may wait for each other."""
         return nullcontext()
 
     def takes(self, *tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:

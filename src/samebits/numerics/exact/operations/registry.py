@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from samebits.numerics.exact.compiled.library import mapped
-from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, blocks
+from samebits.numerics.exact.grid import bits_of_products, blocks
 from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ V = TypeVar("V", bound="Version")
 
 EXACT: dict[Any, Version] = {}
 """Exact versions by operation (an ``OpOverloadPacket`` of ``torch.ops.aten``)."""
+_FEWEST_BITS = 16  # of a factor whose products are summed, at most 2^21
 
 
 class NotExactError(TypeError):
@@ -66,9 +67,11 @@ def check_float32(x: Tensor) -> None:
 def bits_for(terms: int) -> int:
     """Bits of both factors of so many products that are summed. Raises NotExactError: they would be too few."""
     bits = bits_of_products(terms)
-    if bits < FEWEST_BITS:
-        why = f"sums of {terms:,} products would keep fewer than {FEWEST_BITS} bits of a factor"
-        raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
+    if bits < _FEWEST_BITS:
+        raise NotExactError(
+            f"sums of {terms:,} products would keep fewer than {_FEWEST_BITS} bits of a factor; "
+            "more exact.shards, or smaller samples, make shorter sums"
+        )
     return bits
 
 

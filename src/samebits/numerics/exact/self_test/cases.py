@@ -306,7 +306,7 @@ def _optimizers(device: torch.device) -> Iterable[Tensor]:
     for kind, settings in ((SGD, {"momentum": 0.9}), (AdamW, {})):
         values = floats(_SAMPLE, 46, device).clamp(-1.0, 1.0).nan_to_num(0.0).to(torch.float64)
         weight = nn.Parameter(values)
-        optimizer = kind([[weight]], lr=0.01, weight_decay=0.01, terms=384, clip=1.0, **settings)
+        optimizer = kind([weight], lr=0.01, weight_decay=0.01, terms=384, clip=1.0, **settings)
         for salt in (48, 50):
             weight.grad = floats(_SAMPLE, salt, device).clamp(-9.0, 9.0).nan_to_num(0.0).to(torch.float64)
             optimizer.step()

@@ -7,11 +7,11 @@ INLINE double shifter(i64 top, i64 bits) {
 }
 
 #ifndef __CUDACC__
-struct snap { const float *x; double *y; i64 width, bits, count, groups, across; };
+struct snap_groups { const float *x; double *y; i64 outer, groups, inner, bits; };
 /* Numbers seen as (outer, groups, inner), of which each group has a grid of its own. */
 static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
-    const struct snap *s = arguments;
-    i64 inner = s->width, outer = s->count, groups = s->groups;
+    const struct snap_groups *s = arguments;
+    i64 inner = s->inner, outer = s->outer, groups = s->groups;
     for (i64 group = first; group < last; group++) {
         i32 most = 0;
         for (i64 o = 0; o < outer; o++) {
@@ -30,7 +30,7 @@ static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
     }
 }
 API void snap_groups(const float *x, double *y, i64 outer, i64 groups, i64 inner, i64 bits, unsigned threads) {
-    struct snap s = {x, y, inner, bits, outer, groups, inner};
+    struct snap_groups s = {x, y, outer, groups, inner, bits};
     share(snap_groups_rows, &s, groups, outer * groups * inner, threads);
 }
 API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, unsigned threads) {
@@ -47,25 +47,13 @@ static i64 largest_bits(const double *x, i64 n) {
     return most;
 }
 
-/* All numbers on one grid, as a weight has it. */
-struct snap_all { const double *x; double *y; double shift; };
-static void snap_all_rows(const void *arguments, i64 first, i64 last) {
-    const struct snap_all *s = arguments;
-    const double *restrict x = s->x;
-    double *restrict y = s->y, shift = s->shift;
-    for (i64 i = first; i < last; i++) y[i] = x[i] + shift - shift;
-}
-API void snap_all(const double *x, double *y, i64 n, i64 bits, unsigned threads) {
-    i64 most = largest_bits(x, n);
-    struct snap_all s = {x, y, shifter((most >> 52) - 1022, bits)};
-    share(snap_all_rows, &s, n, n, threads);
-}
-
-/* Columns of matrices, of which each has a grid of its own: as many at a time as lie near each other in memory. */
+/* Columns of matrices, of which each has a grid of its own: as many at a time as lie near each other in memory. Rows of
+ * `x` are `across` numbers apart. */
 #define MOST_COLUMNS 512
+struct snap_columns { const float *x; double *y; i64 count, width, across, bits, wide; };
 static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
-    const struct snap *s = arguments;
-    i64 width = s->width, count = s->count, wide = s->groups, across = s->across, blocks = (width + wide - 1) / wide;
+    const struct snap_columns *s = arguments;
+    i64 width = s->width, count = s->count, wide = s->wide, across = s->across, blocks = (width + wide - 1) / wide;
     for (i64 block = first; block < last; block++) {
         i64 column = block % blocks * wide, columns = width - column < wide ? width - column : wide;
         const float *x = s->x + block / blocks * count * across + column;
@@ -87,16 +75,12 @@ static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
         }
     }
 }
-/* Some columns of a matrix whose rows are `across` numbers apart. */
-API void snap_some_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 across, i64 bits,
-                           unsigned threads) {
+API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 across, i64 bits,
+                      unsigned threads) {
     i64 wide = (width + (i64)threads - 1) / (i64)threads;
     wide = wide < COLUMNS ? COLUMNS : wide > MOST_COLUMNS ? MOST_COLUMNS : wide;
-    struct snap s = {x, y, width, bits, count, wide, across};
+    struct snap_columns s = {x, y, count, width, across, bits, wide};
     share(snap_columns_rows, &s, outer * ((width + wide - 1) / wide), outer * count * width, threads);
-}
-API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
-    snap_some_columns(x, y, outer, count, width, width, bits, threads);
 }
 
 /* Let a number that threads share be at least one whose bits these are. */
@@ -151,22 +135,17 @@ API void snap_sum(const float *x, double *y, float *largest, i64 rows, i64 width
     share(snap_sum_columns, &s, width, rows * width, threads);
 }
 
-/* Products of factors on grids, without negative zeros, plus a bias, rounded once. */
-struct finish { const double *x, *bias; float *y; i64 width; };
-static void finish_rows(const void *arguments, i64 first, i64 last) {
+/* Products of factors on grids, without negative zeros, rounded once. */
+struct finish { const double *x; float *y; };
+static void finish_numbers(const void *arguments, i64 first, i64 last) {
     const struct finish *f = arguments;
-    i64 width = f->width;
-    const double *restrict bias = f->bias;
-    for (i64 row = first; row < last; row++) {
-        const double *restrict x = f->x + row * width;
-        float *restrict y = f->y + row * width;
-        if (bias) for (i64 i = 0; i < width; i++) y[i] = (float)(x[i] + 0.0 + bias[i]);
-        else for (i64 i = 0; i < width; i++) y[i] = (float)(x[i] + 0.0);
-    }
+    const double *restrict x = f->x;
+    float *restrict y = f->y;
+    for (i64 i = first; i < last; i++) y[i] = (float)(x[i] + 0.0);
 }
-API void finish(const double *x, const double *bias, float *y, i64 rows, i64 width, unsigned threads) {
-    struct finish f = {x, bias, y, width};
-    share(finish_rows, &f, rows, rows * width, threads);
+API void finish(const double *x, float *y, i64 n, unsigned threads) {
+    struct finish f = {x, y};
+    share(finish_numbers, &f, n, n, threads);
 }
 
 /* Products that are finished, rounded to one grid and added to what is there; the largest is at least what was. */
