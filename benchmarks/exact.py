@@ -5,9 +5,8 @@
 On one device, the whole batch, in turns within one process, by CPU time on one thread (by wall time on a GPU). The
 breakdown is of one exact step by its parts. Plain float64 is the model and its loss in PyTorch's own float64: what a
 matrix product on float64 units costs at least; ``python`` is exact without the kernels that are compiled for a CPU, and
-``graphs``, on a GPU, exact whose passes are replayed. Of a user's own model ``kept`` is how long it takes to see
-whether forward has written anything, twice in a step, and ``tried`` how long to feed some shards twice, which few steps
-do.
+``graphs``, on a GPU, exact whose passes are replayed. ``kept`` is how long it takes to see whether forward has written
+anything, twice in a step, and ``tried`` how long to feed some shards twice, which few steps do.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from common import (
 )
 from samebits.data.prepare import prepare
 from samebits.host import count_gpus
-from samebits.models import UserModel
 from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.module import ExactModule
 from samebits.params import parse_params
@@ -74,7 +72,6 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
             1,
         )
         for data, batch, names in (
-            (VECTORS, 256, ("Wide",)),
             ({"task": "images"}, 16, ("ManyModules", "ResNet50")),
             ({"task": "images"}, 64, ("ResNet", "ConvNeXt", "ViT")),
             ({"task": "tokens"}, 256, ("NanoGPT", "GPT2", "Llama", "Bert", "LSTM")),
@@ -184,7 +181,7 @@ def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> 
 
 
 def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
-    """Milliseconds of the checks of a user's model: ``kept`` in a step, with its share, and ``tried`` each time."""
+    """Milliseconds of the checks of a model: ``kept`` in a step, with its share, and ``tried`` each time."""
     module, batch = trainable.numerics.module(trainable.model), trainable.batches.micro_batch(0, 0)
     assert isinstance(module, ExactModule)
     look, spent = ExactModule.require_kept, [0.0]
@@ -233,8 +230,7 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
         "over": {name: {"ratio": ratio, "verdict": verdict(ratio)} for name, ratio in ratios.items()},
         "parts_ms": breakdown(exact, looks, clock),
     }
-    if isinstance(params.model, UserModel):
-        measured["watched"] = watched(exact, looks, clock)
+    measured["watched"] = watched(exact, looks, clock)
     return measured
 
 

@@ -5,7 +5,6 @@ Each is written in the usual way of its family, without a thought of the kit.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,18 +13,6 @@ from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# -- vectors -------------------------------------------------------------------------------------------------------
-
-
-class Wide(nn.Sequential):
-    """The built-in wide_mlp, as a model of one's own: many weights for few samples."""
-
-    def __init__(self, features: int = 128, width: int = 4096, classes: int = 10) -> None:
-        widths = (features, width, width)
-        hidden = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())]
-        super().__init__(*hidden, nn.Linear(width, classes))
-
 
 # -- images --------------------------------------------------------------------------------------------------------
 

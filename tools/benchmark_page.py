@@ -224,7 +224,7 @@ def exact(result: Result) -> Iterator[str]:
     for name, case in cases.items():
         yield row(name, *(middle(case["parts_ms"][part]) for part in PARTS if part in case["parts_ms"]))
     if own := {name: case["watched"] for name, case in cases.items() if "watched" in case}:
-        yield "\nOf a user's own model, what forward has written is looked for twice in a step, and some shards are fed"
+        yield "\nWhat forward has written is looked for twice in a step, and some shards are fed"
         yield "twice: before the training, after 1, 4, 16 and so on segments of it, and at its end.\n"
         yield from table("besides, ms", "looking for writes, in each step", "of a step", "feeding twice, each time")
         for name, watched in own.items():

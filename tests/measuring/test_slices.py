@@ -245,6 +245,7 @@ def test_a_fast_reference_runs_under_its_own_switches(trainable):
     try:
         exact = setup.trainable(setup.place(copy_of(made.untrained)), setup.batches(made.data))
         fast = make_reference("fast", **how)
+        setup.numerics.configure()
         losses = train_from_start(exact, 2).losses
         timed(watched(exact, "exact"), {"fast": watched(fast, "fast")}, losses, repeats=1, step_seconds=0.1)
     finally:

@@ -270,7 +270,7 @@ def test_products_with_parts_of_a_large_matrix(
         assert_same(kernels, lambda: [product_of_lines(x, matrix, 20)])
     finally:
         torch.set_num_threads(before)
-    monkeypatch.delattr(products, "product_of_rows")  # by which the whole matrix is rounded
+    monkeypatch.delattr(products, "_by_blocks_of_rows")  # for which the whole matrix is rounded
     with using(kernels):
         product_of_lines(x, matrix, 20)
 
@@ -282,7 +282,7 @@ def test_columns_beyond_those_that_are_read_together(
     for module in (grid, sums):
         monkeypatch.setattr(module, "threads", lambda: threads)
     x = usual(40, 1100, salt=9)
-    assert_same(kernels, lambda: (snap(x, 0, 20), snap(x[:, :600].contiguous(), 0, 20), fixed_order_sum(x, (0,))))
+    assert_same(kernels, lambda: (snap(x, 0, 20), snap(x[:, :600], 0, 20), fixed_order_sum(x, (0,))))
 
 
 @pytest.mark.parametrize("special", [0.0, math.inf, math.nan])

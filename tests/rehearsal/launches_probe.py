@@ -3,7 +3,7 @@
     LD_PRELOAD=libcuda.so.1 python tests/rehearsal/launches_probe.py [CASE ...]
 
 Of each case, such as "mlp: exact ddp sgd": the launches of its fourth step on this rank's devices, in all threads. The
-models are the built-in ones at their defaults, and one of a user, whose shards pass one by one. A library call that
+models are the built-in ones at their defaults, and one of a user. A library call that
 computes counts as one launch.
 """
 

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
 from samebits.here import of_kit
-from samebits.models import UserModel
 from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
@@ -93,12 +92,12 @@ class ModelTrialRank:
         try:
             self._try(setup)
         except Exception as error:
-            if caused_by(error, RefusedError) and isinstance(params.model, UserModel):
+            if caused_by(error, RefusedError):
                 self._survey(setup)
             raise
 
     def _survey(self, setup: Setup) -> None:
-        """Report everything that ``exact`` refuses of the user's model, and not only the first."""
+        """Report everything that ``exact`` refuses of the model, and not only the first."""
         refusals = Refusals()
         try:
             setup.survey(setup.load(self._trial.data_dir), refusals)
@@ -134,8 +133,7 @@ class ModelTrialRank:
             self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
         if trial.numerics == "exact":  # its trial step was the training
-            tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"
-            self.say(ok(f"{tried}, of {where}", name=name))
+            self.say(ok(f"the same bits in either order, of {where}", name=name))
             if (arithmetic := setup.numerics.arithmetic()) and (why := arithmetic.shards_apart):
                 apart = ShardsApart(why=why)
                 self.say(warning(apart.sentence(), of_kit(apart.HINT), name=name, is_remark=True))

@@ -88,7 +88,7 @@ VARIABLES = {
         default="the faster on this device",
     ),
     SHARDS: Variable(
-        decides="whether `exact` runs several shards of a model of your own in one pass",
+        decides="whether `exact` runs several shards in one pass",
         choices=("together", "apart"),
         default="together where that gives the same bits",
     ),

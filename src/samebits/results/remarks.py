@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ShardsApart(Remark):
-    """Shards of a user's model did not go through it in one pass."""
+    """Shards did not go through the model in one pass."""
 
     HINT: ClassVar[str] = "read what runs in one pass in docs/concepts/exact.md"
     SAYS: ClassVar[str] = "shards run one by one, with the same bits, which takes longer than one pass: {why}"

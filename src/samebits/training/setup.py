@@ -201,7 +201,7 @@ class Setup:
         return [BatchLoss(part="shard" if split.shards else part, samples=samples, batch=split.samples)]
 
     def _require_same(self, model: nn.Module, batch: MicroBatch) -> None:
-        """Under ``exact``, require the same bits from a second pass of a user's model, and from a second build of it.
+        """Under ``exact``, require the same bits from a second pass of a model, and from a second build of it.
 
         The model has not run before, so state that it keeps from its first pass shows. Objects of a second build lie
         elsewhere in memory. It is built only if it surely fits, and only counts if the factory makes new parameters.
@@ -219,7 +219,7 @@ class Setup:
         require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
 
     def survey(self, data: AnyData, refusals: Refusals) -> None:
-        """Build the user's model once more and note everything in it that ``exact`` refuses."""
+        """Build the model once more and note everything in it that ``exact`` refuses."""
         numerics = self._exact_again()
         model = self._build(numerics.construction(refusals)).model
         numerics.survey(model, self.batches(data).micro_batch(0, 0), refusals)

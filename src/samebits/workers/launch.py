@@ -13,7 +13,6 @@ from samebits.files import make_folder, remove
 from samebits.here import stage_command
 from samebits.host import hide_gpus
 from samebits.host.cluster_environment import Nodes
-from samebits.models import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
 from samebits.records.run import FILES, TRACE, Evaluation, run_name
@@ -68,8 +67,7 @@ def run_training(
         WorkerError: a worker or a machine failed.
         Interrupted: a signal ended the training.
     """
-    if numerics == "fast" or isinstance(params.model, UserModel):
-        import_compiler()
+    import_compiler()
     with gathered(
         params,
         strategy,

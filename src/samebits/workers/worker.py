@@ -173,7 +173,7 @@ class TrainingRank:
         first = self.worker.rank == 0
         untrained = copy_of(model) if has_twins(self._setup, request.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
-        model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives each tied parameter its own
+        model_parameters = sum(p.numel() for p in model.parameters())
         setup.place(model)
         data = setup.load(request.data_dir)
         batches = setup.batches(data)

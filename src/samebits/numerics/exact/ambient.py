@@ -1,6 +1,6 @@
 """Guard for a forward pass against time, host and threads, on which no result of ``exact`` may depend.
 
-A process that trains a user's model replaces functions of Python and PyTorch once. Outside a guarded pass the
+A process that computes in ``exact`` replaces functions of Python and PyTorch once. Outside a guarded pass the
 replacements answer as before. Inside they refuse by name, or give the answer for one process on one device, so that a
 model that only asks whether it is alone runs unchanged.
 """

@@ -97,7 +97,7 @@ def largest(x: Tensor) -> Tensor:
 def _snapped(library: Kernels, x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor] | None:
     if not library.takes(x):
         return None
-    out, size = x.new_empty(x.shape, dtype=torch.float64), library.place(x, x.dtype)
+    out, size = x.new_empty(x.shape, dtype=torch.float64), library.place(x)
     library.call("snap_to", x, out, size, x.numel(), library.number(shift, x), threads())
     return out, size
 
@@ -111,7 +111,7 @@ def snapped(x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor]:
 def _snapped_sum(library: Kernels, x: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor] | None:
     if not library.takes(x):
         return None
-    total, size = x.new_empty(x.shape[1:], dtype=torch.float64), library.place(x, x.dtype)
+    total, size = x.new_empty(x.shape[1:], dtype=torch.float64), library.place(x)
     library.call("snap_sum", x, total, size, x.shape[0], total.numel(), library.number(shift, x), threads())
     return total, size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -130,7 +129,7 @@ class ExactNumerics(Numerics):
 
     def _widen(self, model: nn.Module) -> None:
         self.replaced = widen(model)
-        if "torch._dynamo" in sys.modules and not self._train.compile:
+        if not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model itself compiles
 
     def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:

@@ -114,10 +114,7 @@ def _moved(
 
 
 class _Blockwise(ExactOptimizer):
-    """What SGD and AdamW share.
-
-    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, which takes seconds.
-    """
+    """What SGD and AdamW share."""
 
     _names: tuple[str, ...] = ()
 
@@ -218,9 +215,8 @@ class TorchOptimizer(ExactOptimizer):
         super().__init__(parameters, lr=lr, terms=terms, clip=clip)
         self._narrow = [nn.Parameter(p.detach().to(torch.float32)) for p in self._trained]
         narrow = {id(p): n for p, n in zip(self._trained, self._narrow, strict=True)}
-        trained = [{**one, "params": [p for p in one["params"] if id(p) in narrow]} for one in param_groups]
-        self.param_groups = [{"lr": lr, **one} for one in trained]
-        inner = [{**one, "params": [narrow[id(p)] for p in one["params"]]} for one in trained]
+        self.param_groups = [{"lr": lr, **one} for one in param_groups]
+        inner = [{**one, "params": [narrow[id(p)] for p in one["params"]]} for one in param_groups]
         self._make = partial(make, inner)
         self.reset()
         for outer, own in zip(self.param_groups, self._inner.param_groups, strict=True):

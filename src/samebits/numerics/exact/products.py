@@ -70,10 +70,7 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
     return slices(rows, threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1)))
 
 
-def _blockwise_product(library: Kernels, x: Tensor, bits: int, factor: Tensor) -> Tensor | None:
-    x = x.contiguous()
-    if not library.is_host or not library.takes(x):
-        return None
+def _by_blocks_of_rows(library: Kernels, x: Tensor, factor: Tensor, bits: int) -> Tensor:
     (rows, terms), width = x.shape, factor.shape[1]
     out = torch.empty((rows, width), dtype=torch.float32)
     source, target, team = x.data_ptr(), out.data_ptr(), threads()
@@ -88,39 +85,34 @@ def _blockwise_product(library: Kernels, x: Tensor, bits: int, factor: Tensor) -
     return out
 
 
-@compiled(_blockwise_product)
-def product_of_rows(x: Tensor, bits: int, factor: Tensor) -> Tensor:
-    """Float32 rows, each on its own grid, times a float64 factor on grids; rounded to float32 once.
-
-    Shapes: (rows, terms) and (terms, width) to (rows, width).
-    """
-    return rounded_matmul(snap_rows(x, bits), factor)
-
-
 _LARGE = 1 << 21  # numbers of a matrix that few rows meet, which is rounded part by part and lies nowhere as a whole
 _FEW = 512  # such rows
 _LINES = 192  # of a part; no power of two, by which a cache would have room for few of them
 
 
-def _by_blocks_of_matrix(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
-    x, rows, width = x.contiguous(), len(x), len(matrix)
-    if not library.is_host or rows > _FEW or matrix.numel() < _LARGE:
-        return None
-    if not library.takes(x, matrix if matrix.is_contiguous() else matrix.T):
-        return None
-    left, product = snap_rows(x, bits), torch.empty((rows, width), dtype=torch.float64)
-    for part in slices(width, threads() * _LINES):
+def _by_blocks_of_matrix(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
+    left, product = snap_rows(x, bits), torch.empty((len(x), len(matrix)), dtype=torch.float64)
+    for part in slices(len(matrix), threads() * _LINES):
         torch.mm(left, _lines_on_grids(matrix[part], bits), out=product[:, part])
     return _finish(product)
 
 
-@compiled(_by_blocks_of_matrix)
+def _by_blocks(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
+    x = x.contiguous()
+    if not library.is_host or not library.takes(x) or matrix.numel() == 0:
+        return None
+    if len(x) <= _FEW and matrix.numel() >= _LARGE:
+        return _by_blocks_of_matrix(x, matrix, bits)
+    return _by_blocks_of_rows(library, x, _lines_on_grids(matrix, bits), bits)
+
+
+@compiled(_by_blocks)
 def product_of_lines(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
     """Float32 rows times the lines of a float32 matrix, each on its own grid; rounded to float32 once.
 
     Shapes: (rows, terms) and (width, terms), which may be transposed, to (rows, width).
     """
-    return product_of_rows(x, bits, _lines_on_grids(matrix, bits))
+    return rounded_matmul(snap_rows(x, bits), _lines_on_grids(matrix, bits))
 
 
 def _lines_on_grids(matrix: Tensor, bits: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from samebits.errors import RefusedError, first_line
+from samebits.errors import HostError, RefusedError, first_line
 from samebits.models.nested import leaves_of, mapped
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact.backward import gradients
@@ -103,7 +103,7 @@ class Replays:
         try:
             plain.both(given)  # so that all windows are in memory
             passes = _Passes(key, plain, given, self._recorder())
-        except RuntimeError as error:  # among them whatever CUDA says of a capture
+        except (RuntimeError, HostError) as error:  # whatever CUDA says of a capture
             if is_out_of_memory(error):
                 raise
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"

@@ -73,6 +73,8 @@ _OF_ROWS = {
     "rms_norm": 3, "rms_norm_backward": 3, "layer_norm": 6, "layer_norm_backward": 6,
 }  # fmt: skip
 """Functions of rows, and which argument says how many."""
+_GATHERED = ("sgd", "adamw")
+"""Functions of one parameter each, whose calls may wait for each other."""
 LAUNCHES: dict[str, Callable[..., Launch]] = {
     "relu": _of_each(2),
     "sum_float": _of_sums,
@@ -91,11 +93,9 @@ LAUNCHES: dict[str, Callable[..., Launch]] = {
     "folded": lambda rows, y, *_: Launch(-(-y.numel() // BLOCK)),  # noqa: ARG005
     **dict.fromkeys(("max_pool", "max_pool_backward"), lambda y, *_: Launch(-(-y.numel() // BLOCK))),
     **{name: _of_rows(number) for name, number in _OF_ROWS.items()},
-    **dict.fromkeys(("sgd", "adamw"), lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))),
+    **dict.fromkeys(_GATHERED, lambda all_: Launch(-(-max(one.n for one in all_.of) // BLOCK))),
 }
 """By name; a function of each number has none here."""
-_GATHERED = ("sgd", "adamw")
-"""Functions of one parameter each, whose calls may wait for each other."""
 _TOGETHER = 32  # parameters of a launch, as in gpu.cu
 _ELSEWHERE = {"sin", "cos"}  # only for numbers that are near, which the host would have to wait to know
 
@@ -177,15 +177,15 @@ class GpuLibrary(Kernels):
             given = _updates(part)
             self.launch(name, LAUNCHES[name](given), given, device=x.device)
 
-    def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+    def place(self, like: Tensor) -> Tensor:
         """See ``Kernels.place``. It holds zero, and is one of many that were filled at once."""
         key = like.device, self.stream(like.device)
         with _LOCK:  # replicas of dp may share a GPU
             zeros = self._zeros.get(key)
             if zeros is None or len(zeros) == 0:
-                zeros = torch.zeros(_PLACES, dtype=torch.int64, device=like.device)
+                zeros = torch.zeros(_PLACES, device=like.device)
             self._zeros[key] = zeros[1:]
-        return zeros[:1].view(dtype)[0]
+        return zeros[0]
 
     def number(self, value: Tensor | float, like: Tensor) -> Tensor:
         """See ``Kernels.number``."""

@@ -42,9 +42,9 @@ class Kernels:
         """Whether there is such a function, and room for so many float64 numbers that it keeps."""
         raise NotImplementedError
 
-    def place(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A number on the device of a tensor, for the largest of some."""
-        return like.new_empty((), dtype=dtype)
+    def place(self, like: Tensor) -> Tensor:
+        """A float32 number on the device of a tensor, for the largest of some."""
+        return torch.empty((), device=like.device)
 
     def number(self, value: Tensor | float, like: Tensor) -> Tensor | float:  # noqa: ARG002 - of other devices
         """A float64 number as functions take it that passes replay: on a GPU in its memory."""
