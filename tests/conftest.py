@@ -58,6 +58,7 @@ FIRST = (
     "workers/test_connectivity.py",
     "workers/test_processes.py",
     "doctor/test_doctor_nodes.py",
+    "doctor/test_doctor_memory.py",
     "system/container/test_containers.py",
     "system/test_pipeline.py",
     "system/test_browser.py",
