@@ -245,28 +245,12 @@ def test_a_fast_reference_runs_under_its_own_switches(trainable):
     try:
         exact = setup.trainable(setup.place(copy_of(made.untrained)), setup.batches(made.data))
         fast = make_reference("fast", **how)
-        setup.numerics.configure()
         losses = train_from_start(exact, 2).losses
         timed(watched(exact, "exact"), {"fast": watched(fast, "fast")}, losses, repeats=1, step_seconds=0.1)
     finally:
         made.setup.numerics.configure()
         torch.set_deterministic_debug_mode("default")
     assert seen == {"exact": {(0, False, False, False, False)}, "fast": {(2, True, True, True, True)}}
-
-
-def test_a_warm_up_runs_under_the_trainings_own_switches(trainable):
-    made = trainable()
-    how = beside(made, "single", numerics="exact", worker=Worker([CPU]))
-    setup = how["setup"]
-    setup.numerics.configure()
-    try:
-        exact = setup.trainable(setup.place(copy_of(made.untrained)), setup.batches(made.data))
-        train_from_start(exact, 2)
-        make_reference("fast", **how)
-        warm_up(exact, 2)
-    finally:
-        made.setup.numerics.configure()
-        torch.set_deterministic_debug_mode("default")
 
 
 def accelerated_references(made, found, **settings):

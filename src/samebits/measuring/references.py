@@ -169,6 +169,8 @@ def make_reference(
         if reference.waits or not is_out_of_memory(error):
             raise
         return None
+    finally:
+        setup.numerics.configure()  # the training goes on, in other numerics perhaps
     return made
 
 

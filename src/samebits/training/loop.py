@@ -279,7 +279,6 @@ def warm_up(
     does not count, because it may load libraries.
     """
     worker, rates = trainable.worker, trainable.rates(0, steps)
-    trainable.numerics.configure()  # a reference in other numerics may have been made last
     began, cold = time.perf_counter(), True
     while cold:
         trainable.reset()
