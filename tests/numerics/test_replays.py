@@ -1,19 +1,19 @@
-"""Passes that are replayed give the bits of passes that Python runs, with a stand-in for CUDA graphs on a CPU."""
-
-from contextlib import contextmanager
+"""Passes that are replayed give the bits of passes that Python runs, here on a CPU."""
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import exact_probe
 import test_exact_models as models
 from samebits.errors import RefusedError
+from samebits.numerics.exact import traces
 from samebits.numerics.exact.compiled import check
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
 from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.exact.traces import Traces
 from trainables import make_trainable, train_from_start
 
 CPU = torch.device("cpu")
@@ -25,72 +25,43 @@ def kernels():
     assert check.start() is None
 
 
-READS = torch.ops.aten._local_scalar_dense.default
-
-
-class Without(TorchDispatchMode):
-    """Refuses an operation, as CUDA does to read a number while it captures."""
-
-    def __init__(self, refused=READS):
-        super().__init__()
-        self.refused = refused
+class WithoutClone(TorchDispatchMode):
+    """Refuses an operation, as CUDA does to some while it captures."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is self.refused:
+        if func is torch.ops.aten.clone.default:
             raise RuntimeError("operation not permitted when stream is capturing")
         return func(*args, **(kwargs or {}))
 
 
-class RunAgain:
-    """Runs a recorded function once more, with all that the host had decided, and writes into what it made before.
+class Counted(Traces):
+    """Counts recordings and replays."""
 
-    Windows are read from memory alone, as by a graph.
-    """
-
-    def __init__(self, numerics):
-        self.numerics, self.recorded, self.replayed = numerics, 0, 0
-
-    @contextmanager
-    def context(self, recorded):
-        """What a graph has of its recording."""
-        self.numerics.recorded = recorded
-        with self.numerics.windows.recording(), Without():
-            yield
-        self.numerics.recorded = None
+    recorded = replayed = 0
 
     def record(self, run):
-        recorded = self.numerics.recorded
-        with Without():
-            made = run()
+        made, replay = super().record(run)
         self.recorded += 1
 
-        def replay():
-            windows, running = self.numerics.windows, self.numerics.running
-            before, calls = windows.taken(), running.taken()
-            with _disable_current_modes(), self.context(recorded), torch.enable_grad():
-                again = run()
-            windows.give(*before)
-            running.give(calls)
-            with torch.no_grad():
-                for kept, new in zip(made, again, strict=True):
-                    assert (kept is None) == (new is None)
-                    if kept is not None:
-                        kept.copy_(new)
+        def counted():
             self.replayed += 1
+            replay()
 
-        return made, replay
+        return made, counted
 
 
 class Replayed(ExactNumerics):
     """Records the passes of its module."""
 
+    asked = True
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.recorder = RunAgain(self)
+        self.recorder = Counted()
 
     def module(self, model):
         module = super().module(model)
-        self.replay(module, lambda: self.recorder)
+        self.replay(module, lambda: self.recorder, asked=self.asked)
         return module
 
 
@@ -126,16 +97,17 @@ def test_replays_have_the_bits_of_passes(name, together):
     assert recorder.replayed >= 2 * 10
 
 
-def in_one_pass(data_dir):
-    trainable = make_trainable(data_dir, "exact").trainable
-    trainable.numerics.apart = None
+def in_one_pass(data_dir, **settings):
+    """A training whose passes Python runs."""
+    trainable = make_trainable(data_dir, "exact", **settings).trainable
+    trainable.numerics.apart = trainable._unwrapped.replays = None
     return trainable
 
 
 def test_a_training_is_replayed(data_dir):
     """From the start, and again after a reset, with dropout, momentum and clipped gradients."""
     plain, other = (in_one_pass(data_dir) for _ in range(2))
-    recorder = RunAgain(other.numerics)
+    recorder = Counted()
     other.numerics.replay(other._unwrapped, lambda: recorder)
     expected = train_from_start(plain)
     for _ in range(2):
@@ -148,6 +120,30 @@ def weights_of(trainable):
     return [bits(p) for p in trainable.model.parameters()]
 
 
+def test_a_training_on_a_cpu_is_replayed_unless_its_shards_run_one_by_one(data_dir):
+    for apart, replayed in ((None, True), ("a test says so", False)):
+        plain = in_one_pass(data_dir)
+        trainable = make_trainable(data_dir, "exact").trainable
+        plain.numerics.apart = trainable.numerics.apart = apart
+        assert train_from_start(trainable).losses == train_from_start(plain).losses
+        assert weights_of(trainable) == weights_of(plain)
+        assert (trainable._unwrapped.replays._passes is not None) == replayed
+        assert trainable.numerics.arithmetic().not_replayed is None
+
+
+def test_passes_of_one_micro_batch_without_communication_are_recorded():
+    """A replay would overwrite gradients that are added to, and does not communicate."""
+    for accumulated, over, device, captures in [
+        (1, "shard", CPU, True),
+        (2, "shard", CPU, False),
+        (1, "global", CPU, False),
+        (1, "shard", torch.device("cuda"), False),  # where it is to be asked for
+    ]:
+        train = models.TRAIN.model_copy(update={"grad_accum_steps": accumulated})
+        split = {"shards": models.SHARDS, "samples": models.SAMPLES, "batch_norm": over}
+        assert ExactNumerics(train, device, "cross_entropy", (), seed=0, **split).captures == captures
+
+
 def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_dir):
     """And windows that are too wide are narrowed, step by step."""
     found = []
@@ -155,7 +151,7 @@ def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_d
         trainable = in_one_pass(data_dir)
         windows = trainable.numerics.windows
         if replays:
-            recorder = RunAgain(trainable.numerics)
+            recorder = Counted()
             trainable.numerics.replay(trainable._unwrapped, lambda recorder=recorder: recorder)
 
         def settle(*args, windows=windows, settle=windows.settle):
@@ -197,19 +193,19 @@ def test_a_pass_that_reads_a_number_is_not_recorded():
     expected, _ = trained(ExactNumerics, "recurrent", steps=4)
     found, numerics = trained(Replayed, "recurrent", steps=4)
     assert found == expected
-    why = "the model cannot be captured: operation not permitted when stream is capturing"
+    why = "the model cannot be captured: aten::_local_scalar_dense in a pass asks for numbers of this step"
     assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
 
 
 def test_shards_stay_in_one_pass_after_a_capture_has_failed(data_dir):
     trainable = in_one_pass(data_dir)
 
-    class Fails(RunAgain):
+    class Fails(Counted):
         def record(self, run):
-            with Without(torch.ops.aten.clone.default):
+            with WithoutClone():
                 return super().record(run)
 
-    trainable.numerics.replay(trainable._unwrapped, lambda: Fails(trainable.numerics))
+    trainable.numerics.replay(trainable._unwrapped, Fails)
     train_from_start(trainable, 2)
     arithmetic = trainable.numerics.arithmetic()
     assert "operation not permitted" in arithmetic.not_replayed
@@ -225,21 +221,133 @@ def test_a_recording_with_other_bits_is_refused(right, monkeypatch):
         trained(Replayed, "decoder", steps=3)
 
 
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_recording_with_other_bits_is_left_where_nobody_asked_for_it(right, monkeypatch):
+    renew = RecordedDraws.renew
+    monkeypatch.setattr(RecordedDraws, "renew", lambda self, step: renew(self, step) if step <= right else None)
+    expected, _ = trained(ExactNumerics, "decoder", steps=5)
+    found, numerics = trained(Unasked, "decoder", steps=5)
+    assert found == expected
+    assert numerics.arithmetic().not_replayed == "a captured pass gave other bits than the model itself"
+
+
+class Unasked(Replayed):
+    """Records as it does by itself."""
+
+    asked = False
+
+
+class Waves(nn.Module):
+    """Takes the sine of numbers that a parameter makes large, for which a kernel does not answer."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.large, self.end, self.at = nn.Parameter(torch.zeros(())), nn.Linear(192, models.TOKENS), at
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.end(x + torch.sin(self.large) if self.at == "forward" else x + Grows.apply(self.large))
+
+
+class Grows(torch.autograd.Function):
+    """The identity, whose gradient is another sine of large numbers after some steps."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.sin(x)
+
+
+@pytest.mark.parametrize("at", ["forward", "backward"])
+def test_a_kernel_that_answers_otherwise_in_a_replay_stops_it(at, monkeypatch):
+    """The model itself runs the pass; if it is the second one, the step is run again."""
+    monkeypatch.setitem(MODELS, "waves", (lambda: Waves(at), models.images, models.classes))
+    step = ExactNumerics.step
+
+    def grow(self, optimizer):
+        step(self, optimizer)
+        self.steps = getattr(self, "steps", 0) + 1
+        with torch.no_grad():
+            self._model.large.fill_(2.0**40 if self.steps in (5, 7) else 0.5)
+
+    monkeypatch.setattr(ExactNumerics, "step", grow)
+    expected, _ = trained(ExactNumerics, "waves", steps=10)
+    found, numerics = trained(Replayed, "waves", steps=10)
+    assert found == expected
+    stopped = "a backward pass has stopped: a kernel, all_near_float, answers otherwise than in its recording"
+    assert numerics.arithmetic().not_replayed == (None if at == "forward" else stopped)
+
+
+def test_a_replay_tells_of_an_index_as_the_model_does():
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.end = nn.Embedding(models.TOKENS, 4), nn.Linear(4, models.TOKENS)
+
+        def forward(self, x):
+            return self.end(self.table(x))
+
+    said = []
+    for kind in (ExactNumerics, Replayed):
+        split = {"shards": models.SHARDS, "samples": models.SAMPLES}
+        numerics = kind(models.TRAIN, CPU, "cross_entropy", (models.LENGTH,), seed=0, **split)
+        numerics.apart, step, x = None, kind.step, models.tokens()
+
+        def then_too_large(optimizer, numerics=numerics, step=step, x=x):
+            step(numerics, optimizer)
+            numerics.steps = getattr(numerics, "steps", 0) + 1
+            if numerics.steps == 6:
+                x[-1, -1] = models.TOKENS
+
+        numerics.step = then_too_large
+        with pytest.raises(Exception, match="index") as error:
+            exact_probe.run(numerics, Looks, x, models.tokens(), shards=models.SHARDS, splits=1, steps=12)
+        said.append((type(error.value), str(error.value)))
+    assert said[0] == said[1]
+    assert numerics.recorder.replayed > 6
+
+
+def test_a_model_that_needs_much_memory_is_not_recorded(monkeypatch):
+    expected, _ = trained(ExactNumerics, "decoder", steps=4)
+    monkeypatch.setattr(traces, "_MOST", 1 << 20)
+    found, numerics = trained(Replayed, "decoder", steps=4)
+    assert found == expected
+    assert numerics.arithmetic().not_replayed == "the model cannot be captured: a recording takes more than 1 MiB"
+
+
+def test_a_write_to_memory_from_before_a_pass_is_not_recorded():
+    """Which a replay would begin with what the last one left."""
+    kept = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="writes to memory from before the pass"):
+        Traces().record(lambda: [kept.add_(1.0)])
+
+
 def test_what_a_pass_has_told_before_its_capture_failed_does_not_count(data_dir):
     """On a GPU it would be memory that nothing has written."""
-    plain, other = (make_trainable(data_dir, "exact").trainable for _ in range(2))
+    plain, other = (in_one_pass(data_dir) for _ in range(2))
 
-    class Fails(RunAgain):
+    class Fails(Counted):
         def record(self, run):
             made, replay = super().record(run)
             if self.recorded == 2:  # the backward pass
                 for one in made:
                     one.fill_(1e30)
-                self.numerics.windows.give(dict.fromkeys(self.numerics.windows.tops, made[-1:]), [])
+                windows = other.numerics.windows
+                windows.give(dict.fromkeys(windows.tops, made[-1:]), [])
                 raise RuntimeError("it cannot")
             return made, replay
 
-    other.numerics.replay(other._unwrapped, lambda: Fails(other.numerics))
+    other.numerics.replay(other._unwrapped, Fails)
     assert train_from_start(other).losses == train_from_start(plain).losses
     assert weights_of(other) == weights_of(plain)
     assert other.numerics.arithmetic().not_replayed == "the model cannot be captured: it cannot"

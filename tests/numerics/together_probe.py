@@ -1,14 +1,16 @@
-"""Run operations of PyTorch's test database on three shards at once and on each alone, and print whose bits differ.
+"""Run operations of PyTorch's test database on three shards at once, on each alone, and by a replay of other numbers.
 
     python tests/numerics/together_probe.py [NAME ...] > out.json
 
-For each operation: how many samples had the ``same`` bits, how many ran ``apart`` alone, and what differed in how many.
+For each operation: how many samples had the ``same`` bits, how many ran ``apart`` alone, and what differed in how many;
+how many were ``recorded`` over all shards, and whose ``replay`` had other bits than the passes themselves.
 """
 
 import json
 import sys
 import warnings
 from collections import Counter
+from itertools import chain
 
 import torch
 from torch import nn
@@ -19,6 +21,8 @@ from samebits.numerics.exact.batch_norm import ShardNorms
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
+from samebits.numerics.exact.replays import StoppedError
+from samebits.numerics.exact.traces import Traces
 
 SCALES = (1.0, 0.5, 8.0)  # of the shards' numbers, so that a grid of all would show
 SAMPLES = {torch.float32: 6}
@@ -33,8 +37,8 @@ def shards_of(x):
     return [(x.detach() * scale).to(x.dtype) if x.is_floating_point() else x.detach().clone() for scale in SCALES]
 
 
-def both_passes(function, inputs, draws, *, at_once):
-    """Bits of results and gradients; with ``at_once`` those of each shard."""
+def made_by(function, inputs, draws, *, at_once):
+    """Results, and gradients of the inputs that are trained."""
     engine = Engine(draws)
 
     def forward(*inputs):
@@ -52,6 +56,12 @@ def both_passes(function, inputs, draws, *, at_once):
         slopes = [one.to(t.dtype).expand(t.shape) for one, t in zip(slopes, wanted, strict=True)]
         with Engine():
             grads = torch.autograd.grad(wanted, sources, slopes, allow_unused=True)
+    return results, grads
+
+
+def both_passes(function, inputs, draws, *, at_once):
+    """Bits of results and gradients; with ``at_once`` those of each shard."""
+    results, grads = made_by(function, inputs, draws, at_once=at_once)
     if not at_once:
         return [bits(t) for t in results], [None if g is None else bits(g) for g in grads]
     return [
@@ -60,11 +70,34 @@ def both_passes(function, inputs, draws, *, at_once):
     ]
 
 
+def replayed(function, inputs, draws):
+    """Bits as of ``both_passes`` for all shards, by a recording that was made with the shards in reverse order."""
+    kept = [x.detach().flip(0).requires_grad_(x.requires_grad) for x in inputs]
+    made = []
+
+    def run():
+        results, grads = made_by(function, kept, draws, at_once=True)
+        made.extend([results, grads])
+        return []
+
+    _, replay = Traces().record(run)
+    with torch.no_grad():
+        for to, x in zip(kept, inputs, strict=True):
+            to.copy_(x)
+    replay()
+    results, grads = made
+    return [
+        ([bits(t[shard]) for t in results], [None if g is None else bits(g[shard]) for g in grads])
+        for shard in range(len(SCALES))
+    ]
+
+
 def compared(op, sample, number):
+    """What was found of a sample."""
     flat, form = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
     if not places:
-        return "apart"
+        return ["apart"]
 
     def function(*inputs):
         leaves = list(flat)
@@ -81,15 +114,20 @@ def compared(op, sample, number):
             inputs = [x.requires_grad_(train) for x, train in zip(inputs, trained, strict=True)]
             alone.append(both_passes(function, inputs, Draws(0, number, [shard]), at_once=False))
     except Exception:  # noqa: BLE001 - refused, or PyTorch's own
-        return "refused"
+        return ["refused"]
     stacked = [torch.stack(parts).detach().requires_grad_(train) for parts, train in zip(shards, trained, strict=True)]
     try:
         at_once = both_passes(function, stacked, Draws(0, number, range(len(SCALES))), at_once=True)
     except Exception:  # noqa: BLE001 - then shards run one by one
-        return "apart"
+        return ["apart"]
+    found = ["same" if at_once == alone else "gradients"]
     if [results for results, _ in at_once] != [results for results, _ in alone]:
-        return "results"
-    return "same" if at_once == alone else "gradients"
+        found = ["results"]
+    try:
+        again = replayed(function, stacked, Draws(0, number, range(len(SCALES))))
+    except (RuntimeError, StoppedError):  # it cannot be recorded, or answers otherwise: the model's own pass runs
+        return found
+    return [*found, "recorded" if again == at_once else "replay"]
 
 
 def main():
@@ -102,7 +140,7 @@ def main():
         if name_of(op) in NO_MODE or UNINITIALISED in op.name or (sys.argv[1:] and op.name not in sys.argv[1:]):
             continue
         samples = enumerate(all_samples(op, SAMPLES))
-        out[name_of(op)] = Counter(compared(op, sample, number) for number, sample in samples)
+        out[name_of(op)] = Counter(chain.from_iterable(compared(op, sample, number) for number, sample in samples))
     json.dump(out, sys.stdout)
 
 

@@ -190,9 +190,14 @@ class Numerics(ABC):
         """Whether the wrapped module's passes become CUDA graphs if the strategy allows it."""
         return False
 
+    @property
+    def captures(self) -> bool:
+        """Whether ``capture`` has anything to do: with ``graphs`` at least."""
+        return self.graphs
+
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
-        """Capture graphs of the passes over ``sample`` and check them on ``check``; called only with ``graphs``."""
-        raise AssertionError("these numerics have no graphs")
+        """Capture the passes over ``sample`` and check them on ``check``; called only with ``captures``."""
+        raise AssertionError("these numerics capture nothing")
 
     @abstractmethod
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:

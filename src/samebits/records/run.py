@@ -111,8 +111,8 @@ class Arithmetic(Part):
 
     ``compiled_kernels`` says whether they answered in place of Python's functions, ``integer_products`` whether large
     products were those of 8-bit integers, ``shards_apart`` why shards ran one by one, and
-    ``not_replayed`` why passes were not replayed as CUDA graphs that ``train.cuda_graphs`` asks for; None if they were,
-    or were not to be. All change the speed alone.
+    ``not_replayed`` why passes were not replayed, on a GPU as the CUDA graphs that ``train.cuda_graphs`` asks for; None
+    if they were, or were not to be. All change the speed alone.
     """
 
     steps_made_again: int

@@ -80,7 +80,8 @@ def all_notes(record: RunRecord) -> list[Remark]:
     if exact := record.arithmetic:
         if exact.shards_apart:
             notes.append(ShardsApart(why=exact.shards_apart))
-        if exact.not_replayed:
+        train = record.params.train
+        if exact.not_replayed and train.cuda_graphs and "train.cuda_graphs" not in record.not_applied:
             notes.append(NotReplayed(why=exact.not_replayed))
         told = "compiled_kernels" in exact.model_fields_set  # older records do not say
         if told and not exact.compiled_kernels:

@@ -84,7 +84,7 @@ class Trainable:
         self._learning_rates = LearningRates(params.train, params.total_steps, schedule_of(model))
         self.notes: Notes = ignore_phase
         module = self._unwrapped = numerics.module(model)
-        if worker.compiles and numerics.graphs:
+        if worker.compiles and numerics.captures:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
         self.module = worker.wrap(module, reduction=numerics.reduction)
         numerics.meet(worker.ranks.all_reduce)

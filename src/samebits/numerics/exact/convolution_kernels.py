@@ -69,5 +69,5 @@ def _answer(
         library.call(f"depthwise{what}", left, right, result, numbers, images, threads())
         return result
     numbers = sizes(images, layout.groups, kernels[1], outputs, *along)
-    done = library.call(f"convolved{what}", left, right, result, numbers, threads())
+    done = library.answer(f"convolved{what}", left, right, result, numbers, threads())
     return result if done else None

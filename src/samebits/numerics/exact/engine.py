@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, UserError
@@ -21,15 +23,15 @@ from samebits.numerics.exact.operations import EXACT, FREE, HINTS, INTEGER, REFU
 from samebits.numerics.initialization import answer, generator_of, is_draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from samebits.numerics.exact.forward_draws import Draws
 
     Defer = Callable[[UserError, Tensor], None]
 
 aten = torch.ops.aten
-_COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
-_NO_ARITHMETIC = {"profiler", "prim"}
+COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
+NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = f"replace it by operations of {of_kit('docs/concepts/exact.md')}, or set train.numerics: [fast]"
 
 
@@ -37,16 +39,34 @@ class below:  # noqa: N801 - a context, used as a function
     """Context for code that is exact by itself, which no mode looks at."""
 
     __slots__ = ("_dispatch", "_functions")
+    watch: EagerDispatchMode | None = None
+    """The mode that looks at it all the same, while passes are recorded."""
+
+    @staticmethod
+    @contextmanager
+    def watched_by(mode: EagerDispatchMode) -> Iterator[None]:
+        """Context in which ``watch`` is that mode."""
+        below.watch = mode
+        try:
+            yield
+        finally:
+            below.watch = None
 
     def __enter__(self) -> None:
-        self._dispatch: Any = torch._C._DisableTorchDispatch()
+        self._dispatch: Any = torch._C._DisableTorchDispatch() if below.watch is None else _alone(below.watch)
         self._functions: Any = torch._C.DisableTorchFunction()
-        self._dispatch.__enter__()  # type: ignore[no-untyped-call]
+        self._dispatch.__enter__()
         self._functions.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._functions.__exit__(*error)
         self._dispatch.__exit__(*error)
+
+
+@contextmanager
+def _alone(mode: EagerDispatchMode) -> Iterator[None]:
+    with _disable_current_modes(), mode:
+        yield
 
 
 class Engine(EagerDispatchMode):
@@ -76,12 +96,7 @@ class Engine(EagerDispatchMode):
         self._replaced = {storage_of(tensor): name for name, tensor in replaced.items()}
 
     def __enter__(self) -> Self:
-        torch.set_flush_denormal(False)  # a library compiled for speed may have switched it on in this thread
-        if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
-            raise RefusedError(
-                "a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
-                hint="leave torch.set_flush_denormal and compilers' fast-math alone, or torch.set_num_threads at 1",
-            )
+        require_subnormal_numbers()
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __torch_dispatch__(
@@ -94,14 +109,14 @@ class Engine(EagerDispatchMode):
         packet = func.overloadpacket
         if self._replaced:
             self._check_read((args, kwargs))
-        for place in _places_written(func):
+        for place in places_written(func):
             self._check_written(kwargs.get(place) if isinstance(place, str) else args[place], func)
         version = EXACT.get(packet)
         if version is None:
-            if packet in FREE or func.is_view or func.namespace in _NO_ARITHMETIC:
+            if packet in FREE or func.is_view or func.namespace in NO_ARITHMETIC:
                 result = func(*args, **kwargs)
-                return result.zero_() if packet in _UNWRITTEN else result
-            if func.namespace in _COLLECTIVES:
+                return result.zero_() if packet in UNWRITTEN else result
+            if func.namespace in COLLECTIVES:
                 if self._draws is not None:
                     raise self._refusal(func, "in forward its result depends on what other ranks have")
                 return func(*args, **kwargs)
@@ -195,7 +210,7 @@ class Engine(EagerDispatchMode):
     def _refuse_if(self, wrong: Tensor | None, func: Any, why: str) -> None:
         if wrong is None:
             return
-        if wrong.is_cuda and self._defer is not None:
+        if self._defer is not None and (wrong.is_cuda or below.watch is not None):
             self._defer(self._refusal(func, why), wrong)
         elif bool(wrong):
             raise self._refusal(func, why)
@@ -225,9 +240,19 @@ ONCE = "switch checkpointing off, or set train.numerics: [fast]"
 _GRAIN = 2**15  # the fewest elements that PyTorch gives to each thread
 
 
+def require_subnormal_numbers() -> None:
+    """Keep subnormal numbers in this thread. Raises RefusedError: another flushes them to zero."""
+    torch.set_flush_denormal(False)  # a library compiled for speed may have switched it on in this thread
+    if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
+        raise RefusedError(
+            "a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
+            hint="leave torch.set_flush_denormal and compilers' fast-math alone, or torch.set_num_threads at 1",
+        )
+
+
 def _any_flushes(threads: int) -> bool:
     """Whether any of the threads that share an operation flushes subnormal numbers to zero."""
-    with below():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return not torch.full((_GRAIN * threads,), 2.0**-140).mul_(torch.ones(())).all()
 
 
@@ -241,7 +266,7 @@ def written_in_forward(name: str) -> RefusedError:
 
 
 @cache
-def _places_written(func: Any) -> tuple[int | str, ...]:
+def places_written(func: Any) -> tuple[int | str, ...]:
     """The arguments that an operation writes to: positions, or names of keyword-only ones."""
     arguments = enumerate(func._schema.arguments)
     written = [(i, one) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write]
@@ -266,7 +291,7 @@ def _overlaps_itself(x: Tensor) -> bool:
     return False
 
 
-_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
+UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
               aten.new_empty_strided}  # fmt: skip
 """Their results hold whatever was in memory before; under the engine they hold zeros."""
 _DROPOUT = {aten.native_dropout, aten.native_dropout_backward}

@@ -29,7 +29,7 @@ def _compiled_cross_entropies(library: Kernels, logits: Tensor, targets: Tensor)
     ):
         return None
     losses, slopes = logits.new_empty(logits.shape[0]), torch.empty_like(logits)
-    if not library.call("cross_entropy", logits, targets, losses, slopes, *logits.shape, threads()):
+    if not library.answer("cross_entropy", logits, targets, losses, slopes, *logits.shape, threads()):
         return None  # some targets are no classes, which PyTorch tells
     return losses, slopes
 

@@ -30,6 +30,7 @@ from samebits.numerics.exact.replays import CudaGraphs, Replays
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.together import UNTRIED, why_apart, why_apart_at_first
+from samebits.numerics.exact.traces import Traces
 from samebits.numerics.exact.windows import Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
@@ -147,14 +148,26 @@ class ExactNumerics(Numerics):
         """See ``Numerics.graphs``."""
         return self._train.cuda_graphs and self._train.why_no_graphs(self._device.type, self.batch_norm) is None
 
+    @property
+    def captures(self) -> bool:
+        """See ``Numerics.captures``. On a CPU passes are recorded without being asked for."""
+        alone = self.batch_norm == "shard" and self._train.grad_accum_steps == 1
+        return self.graphs or (self._device.type == "cpu" and alone)
+
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
         """Record the passes as soon as their windows are agreed."""
-        self.replay(module, partial(CudaGraphs, self._device))
+        if self.graphs:
+            self.replay(module, partial(CudaGraphs, self._device))
+        else:
+            self.replay(module, Traces, asked=False)
 
-    def replay(self, module: nn.Module, recorder: Callable[[], Recorder]) -> None:
-        """Have the passes of this module recorded, by a new recorder each time, and replayed from then on."""
+    def replay(self, module: nn.Module, recorder: Callable[[], Recorder], *, asked: bool = True) -> None:
+        """Have the passes of this module recorded, by a new recorder each time, and replayed from then on.
+
+        Unless it was asked for, only passes over all shards at once are, in which no model reads its data on the host.
+        """
         assert isinstance(module, ExactModule)
-        self._replays = module.replays = Replays(self, recorder)
+        self._replays = module.replays = Replays(self, recorder, asked=asked)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""

@@ -38,11 +38,18 @@ if TYPE_CHECKING:
 _CHECKED = 2  # steps after a recording: also one with other weights than it was made with
 
 
+class StoppedError(Exception):
+    """A pass cannot be replayed as it was recorded, and has to be run by the model itself."""
+
+
 class Recorder(Protocol):
     """Records what a function does on a device, so that it can be done again."""
 
     def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
-        """What ``run`` returned, and a function that gives these tensors the values of another run."""
+        """What ``run`` returned, and a function that gives these tensors the values of another run.
+
+        That function may raise StoppedError, and what it was to fill is then undefined.
+        """
 
 
 class CudaGraphs:
@@ -73,28 +80,31 @@ class Replays:
     why_not: str | None = None
     _unchecked = 0
 
-    def __init__(self, numerics: ExactNumerics, recorder: Callable[[], Recorder]) -> None:
-        self._numerics, self._recorder = numerics, recorder
+    def __init__(self, numerics: ExactNumerics, recorder: Callable[[], Recorder], *, asked: bool) -> None:
+        self._numerics, self._recorder, self._asked = numerics, recorder, asked
         self._passes: _Passes | None = None
-        numerics.windows.in_memory = True
 
     def outputs(self, module: ExactModule, inputs: Nested, shards: range, step: int, targets: Nested) -> Tensor:
         """The module's outputs, by a replay where there is a recording or can be one."""
         windows, given = self._numerics.windows, (inputs, targets)
         run = partial(module.run, shards=shards, step=step)
-        if self.why_not or not windows.are_settled:
+        if self._passes is not None and self._passes.stopped:
+            self.why_not = f"a backward pass has stopped: {self._passes.stopped}"
+        if self.why_not or not windows.are_settled or (self._numerics.apart and not self._asked):
             return run(inputs, targets=targets)
-        key = shards, self._numerics.apart, windows.apart, [x.shape for _, x in leaves_of(given)]
+        shapes = [x.shape for _, x in leaves_of(given)]
+        key = shards, self._numerics.apart, windows.apart, torch.get_num_threads(), shapes
         if self._passes is None or self._passes.key != key:
             self._passes = None  # its memory is free for the next one
             self._passes = self._recorded(module, run, given, key)
-        if self._passes is None:
-            return run(inputs, targets=targets)
-        module.require_kept(module.model.training)
-        if self._unchecked:
-            self._unchecked -= 1
-            self._require_same(self._passes, _Plain(self._numerics, module, run), given, step)
-        return self._passes(given, step)
+        if self._passes is not None:
+            module.require_kept(module.model.training)
+            try:
+                if self._are_same(self._passes, module, run, given, step):
+                    return self._passes(given, step)
+            except StoppedError:  # the model's own pass goes on, or says why not
+                pass
+        return run(inputs, targets=targets)
 
     def _recorded(
         self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any
@@ -112,12 +122,21 @@ class Replays:
         self._unchecked = _CHECKED
         return passes
 
-    @staticmethod
-    def _require_same(passes: _Passes, plain: _Plain, given: tuple[Nested, Nested], step: int) -> None:
-        """Raise RefusedError if a replay gives other bits than Python's passes."""
-        if _bits_of(passes.both(given, step)) != _bits_of(plain.both(given)):
-            why = "a captured pass gave other bits than the model itself"
-            raise RefusedError(why, hint="set train.cuda_graphs: false")
+    def _are_same(
+        self, passes: _Passes, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], step: int
+    ) -> bool:
+        """Whether a replay gives the bits of Python's passes, as the first ones are to show.
+
+        Raises RefusedError: it does not, and was asked for.
+        """
+        if self._unchecked:
+            self._unchecked -= 1
+            plain = _Plain(self._numerics, module, run)
+            if _bits_of(passes.both(given, step)) != _bits_of(plain.both(given)):
+                self.why_not = "a captured pass gave other bits than the model itself"
+        if self.why_not and self._asked:
+            raise RefusedError(self.why_not, hint="set train.cuda_graphs: false")
+        return self.why_not is None
 
 
 def _bits_of(made: Made) -> list[bytes | memoryview | None]:
@@ -161,6 +180,10 @@ class _Plain:
         """Forget what passes have told in this step."""
         with suppress(RuntimeError):
             self._take()
+
+    def run_again(self) -> None:
+        """Have the step run again, whatever its passes tell."""
+        self._numerics.windows.run_again()
 
     def give(self, noted: _Noted) -> None:
         """Let the step be settled by what a recorded pass has told."""
@@ -222,6 +245,9 @@ class _Plain:
 class _Passes:
     """Recordings of both passes over a batch of one shape."""
 
+    stopped: str | None = None
+    """Why a backward pass has stopped, so that its step has to be run again."""
+
     def __init__(self, key: Any, plain: _Plain, given: tuple[Nested, Nested], recorder: Recorder) -> None:
         self.key, self._plain = key, plain
         self._given = mapped(Tensor.clone, given)
@@ -229,7 +255,7 @@ class _Passes:
             (outputs, *_), self._forward = recorder.record(partial(plain.forward, self._given))
             self._told = [plain.noted]
             assert outputs is not None
-            self._outputs, self._slopes = outputs, torch.empty_like(outputs)
+            self._outputs, self._slopes = outputs, torch.zeros_like(outputs)
             made, self._backward = recorder.record(partial(plain.backward, self._slopes))
             self._told.append(plain.noted)
         self._grads = made[: len(plain.trained)]
@@ -260,10 +286,17 @@ class _Passes:
         self._backward()
         return self._grads
 
-    def tell(self) -> None:
-        """Note what both passes tell."""
-        for noted in self._told:
-            self._plain.give(noted)
+    def settled(self, slopes: Tensor) -> Made:
+        """``backward``, and what both passes tell is noted; if it stops, that the step is to be run again."""
+        try:
+            self.backward(slopes)
+        except StoppedError as error:
+            self.stopped = str(error)
+            self._plain.run_again()
+        else:
+            for noted in self._told:
+                self._plain.give(noted)
+        return self._grads
 
 
 class _Played(torch.autograd.Function):
@@ -278,6 +311,5 @@ class _Played(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the recording's own memory, which the optimizer reads before the next replay."""
-        grads = ctx.passes.backward(slopes)
-        ctx.passes.tell()
+        grads = ctx.passes.settled(slopes)
         return None, None, None, *(None if grad is None else grad.detach() for grad in grads)

@@ -51,8 +51,7 @@ class Windows:
         self._places: list[str] = []
         self.apart = self._agreed_apart = False
         """Whether shards of some rank have other bits in one pass than alone. ``settle`` makes ranks agree on it."""
-        self.in_memory = self._recording = False
-        """Whether windows are in the device's memory, where recorded passes read them; on a GPU they always are."""
+        self._recording = False
         self._shifts: dict[tuple[str, int, torch.device], tuple[Tensor, int]] = {}
         self._used_again: set[str] = set()
         self.expect(places)
@@ -74,26 +73,33 @@ class Windows:
         self._places = sorted({*self._places, *places})
 
     def _shift(self, place: str, bits: int, device: torch.device) -> Tensor | float:
-        """What rounds to so many bits of a window; see ``shifter``."""
-        if device.type == "cpu" and not self.in_memory:
+        """What rounds to so many bits of a window; see ``shifter``. Recorded passes and GPUs read it from memory."""
+        if device.type == "cpu" and not self._recording:
             return shift_of(self.tops[place], bits)
         key = place, bits, device
-        number, top = self._shifts.get(key, (None, 0))
-        if self._recording:
-            assert number is not None, f"{place}: its window is not in memory yet"
-            return number
-        if number is None:
-            number = torch.full((), shift_of(self.tops[place], bits), dtype=torch.float64, device=device)
-        elif top != self.tops[place]:
-            number.fill_(shift_of(self.tops[place], bits))
-        self._shifts[key] = number, self.tops[place]
+        if self._recording and key in self._shifts:
+            return self._shifts[key][0]
+        return self._in_memory(key)
+
+    def _in_memory(self, key: tuple[str, int, torch.device]) -> Tensor:
+        """A window's shift in the device's memory. No mode sees how it is made."""
+        place, bits, device = key
+        number, top = self._shifts.get(key, (None, None))
+        if top != self.tops[place]:
+            value = shift_of(self.tops[place], bits)
+            if number is None:
+                number = torch.tensor(value, dtype=torch.float64, device=device)
+            else:
+                number.fill_(value)
+            self._shifts[key] = number, self.tops[place]
+        assert number is not None
         return number
 
     def renew(self) -> None:
         """Write windows that have changed into the device's memory."""
-        for place, bits, device in self._shifts:
-            if place in self.tops:
-                self._shift(place, bits, device)
+        for key in self._shifts:
+            if key[0] in self.tops:
+                self._in_memory(key)
 
     @property
     def are_settled(self) -> bool:
@@ -171,6 +177,10 @@ class Windows:
     def use_again(self, place: str) -> None:
         """Note a second use of a parameter, part of whose gradient was taken for all of it: the step is run again."""
         self._used_again.add(place)
+        self.run_again()
+
+    def run_again(self) -> None:
+        """Have this step run again, because a gradient is not whole."""
         self._again = True
 
     def defer(self, refusal: UserError, wrong: Tensor) -> None:

@@ -145,19 +145,23 @@ class GpuLibrary(Kernels):
         most = 2 * WIDEST if name in _OF_ROWS else SHARED // _BYTES
         return (name in LAUNCHES or name in _of_numbers()) and kept <= most
 
-    def call(self, name: str, *arguments: Any) -> int:
-        """See ``Kernels.call``; of a kernel, which returns nothing, 1. Raises HostError: it cannot be launched."""
+    def answer(self, name: str, *arguments: Any) -> bool:
+        """See ``Kernels.answer``; a kernel that is launched answers."""
+        self.call(name, *arguments)
+        return True
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """See ``Kernels.call``. Raises HostError: it cannot be launched."""
         if name in _GATHERED:
             waiting = getattr(self._local, "waiting", None)
             if waiting is None:
                 self._together([(name, *arguments)])
             else:
                 waiting.append((name, *arguments))
-            return 1
+            return
         launch, x = LAUNCHES.get(name, _of_each(2))(*arguments), arguments[0]
         assert isinstance(x, Tensor)
         self.launch(name, launch, *arguments, *launch.more, device=x.device)
-        return 1
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-Argument = Tensor | float | ctypes.Structure | ctypes.Array[Any] | None
+Argument = Tensor | float | ctypes.c_double | ctypes.Structure | ctypes.Array[Any] | None
 """Of a kernel. A CPU's gets the address of a structure, and a GPU's the structure."""
 V = TypeVar("V", bound="Callable[..., Any]")
 
@@ -34,8 +34,12 @@ class Kernels:
     is_host = True
     """Whether functions run at once, on this host's memory."""
 
-    def call(self, name: str, *arguments: Argument) -> int:
-        """Call a function with numbers, addresses of dense tensors, and structures; what it returns, if it does."""
+    def call(self, name: str, *arguments: Argument) -> None:
+        """Call a function with numbers, addresses of dense tensors, and structures."""
+        raise NotImplementedError
+
+    def answer(self, name: str, *arguments: Argument) -> bool:
+        """Call a function that may do nothing, and whether it has answered."""
         raise NotImplementedError
 
     def has(self, name: str, kept: int = 0) -> bool:
@@ -46,7 +50,7 @@ class Kernels:
         """A float32 number on the device of a tensor, for the largest of some."""
         return torch.empty((), device=like.device)
 
-    def number(self, value: Tensor | float, like: Tensor) -> Tensor | float:  # noqa: ARG002 - of other devices
+    def number(self, value: Tensor | float, like: Tensor) -> Argument:  # noqa: ARG002 - of other devices
         """A float64 number as functions take it that passes replay: on a GPU in its memory."""
         return float(value)
 
@@ -80,18 +84,30 @@ class Library(Kernels):
         """See ``Kernels.has``."""
         return hasattr(self._loaded, name)
 
-    def call(self, name: str, *arguments: Argument) -> int:
+    def call(self, name: str, *arguments: Argument) -> None:
         """See ``Kernels.call``."""
+        self._function(name, arguments)(*map(_as_number, arguments))
+
+    def answer(self, name: str, *arguments: Argument) -> bool:
+        """See ``Kernels.answer``."""
+        return bool(self._function(name, arguments)(*map(_as_number, arguments)))
+
+    def prepared(self, name: str, *arguments: Argument) -> Callable[[], int]:
+        """A call to be made later, as long as the memory of its arguments is kept."""
+        call: Callable[[], int] = functools.partial(self._function(name, arguments), *map(_as_number, arguments))
+        return call
+
+    def _function(self, name: str, arguments: Sequence[Argument]) -> Any:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = getattr(self._loaded, name)
-            function.argtypes = [ctypes.c_double if isinstance(a, float) else ctypes.c_int64 for a in arguments]
-        given = [_as_number(argument) for argument in arguments]
-        result: int = function(*given)
-        return result
+            function.argtypes = [
+                ctypes.c_double if isinstance(a, (float, ctypes.c_double)) else ctypes.c_int64 for a in arguments
+            ]
+        return function
 
 
-def _as_number(argument: Argument) -> float:
+def _as_number(argument: Argument) -> float | ctypes.c_double:
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     return ctypes.addressof(argument) if isinstance(argument, (ctypes.Structure, ctypes.Array)) else argument or 0
@@ -196,7 +212,7 @@ def of_numbers(
             suffix = SUFFIXES.get(x.dtype)
             if suffix is None or not library.has(name + suffix) or not library.takes(x, dtype=x.dtype):
                 return None
-            if near is not None and not library.call(near + suffix, x, x.numel()):
+            if near is not None and not library.answer(near + suffix, x, x.numel()):
                 return None
             out = torch.empty_like(x)
             library.call(name + suffix, x, out, x.numel(), threads(), table(x.device) if table else None)

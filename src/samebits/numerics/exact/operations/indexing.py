@@ -81,7 +81,7 @@ def _by_kernel(library: Kernels, x: Tensor, source: Tensor, places: _Slices | _E
         return None
     index, out = index.to(torch.int64).contiguous(), torch.empty_like(x)
     sizes = math.prod(x.shape[:dim]), x.shape[dim], source.shape[dim], math.prod(x.shape[dim + 1 :])
-    done = library.call("accumulated", x, source, index, out, *sizes, isinstance(places, _Elements), threads())
+    done = library.answer("accumulated", x, source, index, out, *sizes, isinstance(places, _Elements), threads())
     return out if done else None
 
 
