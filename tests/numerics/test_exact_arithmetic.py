@@ -216,7 +216,7 @@ def test_ranks_agree_by_name_whatever_each_of_them_meets_first():
 def test_what_falls_under_a_window_is_counted():
     windows = Windows(["here"])
     agree(windows, torch.tensor([1.0, 2.0**-60, 0.0, 0.5]), bits=20)
-    assert windows.below() == (1, 3)
+    assert windows.share_below() == 1 / 3
 
 
 def test_windows_that_are_cleared_are_as_new():
@@ -225,9 +225,9 @@ def test_windows_that_are_cleared_are_as_new():
     agree(windows, torch.tensor([8.0]))
     windows.round("here", torch.tensor([64.0]), 40)  # of a step that was never settled
     windows.clear()
-    assert (windows.tops, windows.widened, windows.below()) == ({}, 0, (0, 0))
+    assert (windows.tops, windows.widened, windows.share_below()) == ({}, 0, 0.0)
     assert agree(windows, torch.tensor([1.0, 2.0**-60]), bits=20)[1] == 2
-    assert (windows.tops, windows.widened, windows.below()) == ({"here": 1 + HEADROOM}, 0, (1, 2))
+    assert (windows.tops, windows.widened, windows.share_below()) == ({"here": 1 + HEADROOM}, 0, 0.5)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

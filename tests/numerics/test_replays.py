@@ -1,5 +1,7 @@
 """Passes that are replayed give the bits of passes that Python runs, here on a CPU."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import exact_probe
 import test_exact_models as models
+from conftest import ROOT
 from samebits.errors import RefusedError
-from samebits.numerics.exact import traces
+from samebits.numerics.exact import replays, traces
 from samebits.numerics.exact.compiled import check
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
 from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.exact.operations.contractions import grouped_mm
+from samebits.numerics.exact.recorders import StoppedError
 from samebits.numerics.exact.traces import Traces
 from trainables import make_trainable, train_from_start
 
@@ -37,15 +42,19 @@ class WithoutClone(TorchDispatchMode):
 class Counted(Traces):
     """Counts recordings and replays."""
 
-    recorded = replayed = 0
+    recorded = replayed = stopped = 0
 
     def record(self, run):
         made, replay = super().record(run)
         self.recorded += 1
 
         def counted():
+            try:
+                replay()
+            except StoppedError:
+                self.stopped += 1
+                raise
             self.replayed += 1
-            replay()
 
         return made, counted
 
@@ -147,10 +156,10 @@ def test_passes_of_one_micro_batch_without_communication_are_recorded():
 def test_a_step_that_does_not_fit_its_windows_is_replayed_with_wider_ones(data_dir):
     """And windows that are too wide are narrowed, step by step."""
     found = []
-    for replays in (False, True):
+    for is_replayed in (False, True):
         trainable = in_one_pass(data_dir)
         windows = trainable.numerics.windows
-        if replays:
+        if is_replayed:
             recorder = Counted()
             trainable.numerics.replay(trainable._unwrapped, lambda recorder=recorder: recorder)
 
@@ -193,7 +202,7 @@ def test_a_pass_that_reads_a_number_is_not_recorded():
     expected, _ = trained(ExactNumerics, "recurrent", steps=4)
     found, numerics = trained(Replayed, "recurrent", steps=4)
     assert found == expected
-    why = "the model cannot be captured: aten::_local_scalar_dense in a pass asks for numbers of this step"
+    why = "the model cannot be captured: what aten::_pack_padded_sequence does depends on the numbers of a step"
     assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
 
 
@@ -284,6 +293,7 @@ def test_a_kernel_that_answers_otherwise_in_a_replay_stops_it(at, monkeypatch):
     expected, _ = trained(ExactNumerics, "waves", steps=10)
     found, numerics = trained(Replayed, "waves", steps=10)
     assert found == expected
+    assert (numerics.recorder.recorded, numerics.recorder.stopped) == (2, 2 if at == "forward" else 1)
     stopped = "a backward pass has stopped: a kernel, all_near_float, answers otherwise than in its recording"
     assert numerics.arithmetic().not_replayed == (None if at == "forward" else stopped)
 
@@ -325,6 +335,106 @@ def test_a_model_that_needs_much_memory_is_not_recorded(monkeypatch):
     assert numerics.arithmetic().not_replayed == "the model cannot be captured: a recording takes more than 1 MiB"
 
 
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (lambda x: grouped_mm(x, torch.ones(2, 3, 3), torch.tensor([1, 2], dtype=torch.int32)), "_local_scalar_dense"),
+        (lambda x: x.add(1.0).resize_(20, 3), "resize_"),
+        (lambda x: x[x > 0.0], "index"),
+        (lambda x: x.unique(), "_unique2"),
+    ],
+)
+def test_what_depends_on_the_numbers_of_a_step_is_not_recorded(run, why):
+    x = torch.rand(2, 3)
+    with pytest.raises(RuntimeError, match=f"what aten::{why}.* does depends on the numbers of a step"):
+        Traces().record(lambda: [run(x)])
+
+
+def test_no_operation_reads_numbers_as_a_recording_cannot_see():
+    """``tolist`` of a CPU's tensor and what hands it to NumPy are no operations of PyTorch's."""
+    folder = ROOT / "src/samebits/numerics/exact"
+    reads = {
+        path.relative_to(folder).as_posix(): re.findall(r"\.tolist\(\)|\.numpy\(\)", path.read_text())
+        for path in folder.rglob("*.py")
+    }
+    outside = {"numerics.py", "windows.py", "batch_norm.py", "kept.py", "self_test/numbers.py"}  # of passes
+    assert {path for path, found in reads.items() if found} <= outside
+    assert len(reads["batch_norm.py"]) == 1  # which asks other ranks, and is not recorded
+
+
+class Counts(nn.Module):
+    """Changes what it computes when BatchNorm has counted eight batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.end = nn.BatchNorm2d(3), nn.Linear(192, models.TOKENS)
+
+    def forward(self, x):
+        y = self.end(self.norm(x).flatten(1))
+        return y * 2 if self.norm.num_batches_tracked.tolist() >= 8 else y
+
+
+def test_a_model_that_reads_a_buffer_is_not_recorded(monkeypatch):
+    monkeypatch.setitem(MODELS, "counts", (Counts, models.images, models.classes))
+    expected, _ = trained(ExactNumerics, "counts")
+    found, numerics = trained(Unasked, "counts")
+    assert found == expected
+    why = "the model cannot be captured: forward reads numbers on the host (tolist)"
+    assert numerics.arithmetic().not_replayed == why
+
+
+def test_a_parameter_with_other_memory_is_recorded_anew(monkeypatch):
+    step = ExactNumerics.step
+
+    def exchange(self, optimizer):
+        step(self, optimizer)
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 6:
+            weight = next(self._model.parameters())
+            weight.data = weight.data * 0.5
+
+    monkeypatch.setattr(ExactNumerics, "step", exchange)
+    expected, _ = trained(ExactNumerics, "batch norm")
+    found, numerics = trained(Replayed, "batch norm")
+    assert found == expected
+    assert numerics.recorder.recorded == 4
+
+
+@pytest.mark.parametrize(
+    ("most", "name", "why"),
+    [
+        (
+            "_MOST_STOPS",
+            "waves",
+            "replays have stopped 1 times, now because a kernel, all_near_float, answers",
+        ),
+        ("_MOST_RECORDINGS", "batch norm", "its passes are of more than 1 kinds"),
+    ],
+)
+def test_a_training_gives_replays_up(most, name, why, monkeypatch):
+    """When they stop again and again, or each serves few steps."""
+    step = ExactNumerics.step
+
+    def change(self, optimizer):
+        step(self, optimizer)
+        self.steps = getattr(self, "steps", 0) + 1
+        weight = next(self._model.parameters())
+        if name == "waves":
+            with torch.no_grad():
+                weight.fill_(2.0**40 if self.steps == 6 else 0.5)
+        elif self.steps == 6:
+            weight.data = weight.data * 0.5
+
+    monkeypatch.setitem(MODELS, "waves", (lambda: Waves("forward"), models.images, models.classes))
+    monkeypatch.setattr(ExactNumerics, "step", change)
+    monkeypatch.setattr(replays, most, 1)
+    expected, _ = trained(ExactNumerics, name)
+    found, numerics = trained(Replayed, name)
+    assert found == expected
+    assert why in numerics.arithmetic().not_replayed
+    assert (numerics.recorder.recorded, numerics.recorder.replayed > 6) == (2, True)
+
+
 def test_a_write_to_memory_from_before_a_pass_is_not_recorded():
     """Which a replay would begin with what the last one left."""
     kept = torch.zeros(3)
@@ -340,10 +450,8 @@ def test_what_a_pass_has_told_before_its_capture_failed_does_not_count(data_dir)
         def record(self, run):
             made, replay = super().record(run)
             if self.recorded == 2:  # the backward pass
-                for one in made:
-                    one.fill_(1e30)
                 windows = other.numerics.windows
-                windows.give(dict.fromkeys(windows.tops, made[-1:]), [])
+                windows.give({place: [torch.tensor(1e30)] for place in windows.tops}, [])
                 raise RuntimeError("it cannot")
             return made, replay
 

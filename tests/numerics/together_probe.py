@@ -21,7 +21,7 @@ from samebits.numerics.exact.batch_norm import ShardNorms
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
-from samebits.numerics.exact.replays import StoppedError
+from samebits.numerics.exact.recorders import StoppedError
 from samebits.numerics.exact.traces import Traces
 
 SCALES = (1.0, 0.5, 8.0)  # of the shards' numbers, so that a grid of all would show

@@ -48,6 +48,15 @@ class MicroBatch(NamedTuple):
         """The number of samples."""
         return rows_of(self.inputs)
 
+    def by_shard(self) -> tuple[Nested, Nested]:
+        """Inputs and targets with an axis for the shards in front of that for the samples."""
+
+        def split(tensor: Tensor) -> Tensor:
+            return tensor.reshape(len(self.shards), -1, *tensor.shape[1:])
+
+        inputs, targets = mapped(split, (self.inputs, self.targets))
+        return inputs, targets
+
     def head(self, rows: int) -> MicroBatch:
         """At most ``rows`` samples from the front; under ``exact`` whole shards, and at least one."""
         rows, shards = leading(self.rows, self.shards, rows)
@@ -198,6 +207,10 @@ class Numerics(ABC):
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
         """Capture the passes over ``sample`` and check them on ``check``; called only with ``captures``."""
         raise AssertionError("these numerics capture nothing")
+
+    def own_passes(self) -> AbstractContextManager[None]:
+        """Context in which a CPU runs the model's own passes, and no recording of them."""
+        return nullcontext()
 
     @abstractmethod
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:

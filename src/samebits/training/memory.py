@@ -32,18 +32,20 @@ def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
     On a GPU the figures come from PyTorch's allocator. They leave out CUDA's own context, the allocations of libraries
     such as NCCL, and gaps between tensors. On a CPU a storage is counted from the operation that makes it until it is
     freed. This leaves out temporary memory inside an operation, and freed memory that the C library keeps. A gradient
-    counts as such when autograd has finished it; before that, it counts as an activation.
+    counts as such when autograd has finished it; before that, it counts as an activation. The step is made by the model
+    itself: of a recording, which a CPU's exact numerics replay, nothing is freed.
 
     None for a compiled module, whose kernels make no tensors that could be counted.
     """
     if hasattr(trainable.module, "_orig_mod"):
         return None
     worker = trainable.worker
-    kept = _gradients_that_stay(trainable)
-    held = _Held(trainable, kept)
-    with _watched(worker) as watch, _gradients_told(trainable, set(kept), watch):
-        trainable.step(0, trainable.rates(0, 1)[0])
-        watch.see()
+    with trainable.numerics.own_passes():
+        kept = _gradients_that_stay(trainable)
+        held = _Held(trainable, kept)
+        with _watched(worker) as watch, _gradients_told(trainable, set(kept), watch):
+            trainable.step(0, trainable.rates(0, 1)[0])
+            watch.see()
     here = [held.with_step(number, watch, _capacity(worker, number)) for number in range(len(watch.most))]
     mine = Memory(source="allocator" if worker.cuda_devices else "counted", samples=samples, devices=tuple(here))
     devices = tuple(device for memory in worker.ranks.gather(mine) for device in memory.devices)

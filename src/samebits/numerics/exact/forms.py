@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.numerics.exact import alignments, of_shards, root_mean_square
+from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.engine import Engine
 
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_READS = {Tensor.tolist, Tensor.untyped_storage, Tensor.storage}  # by no operation that a recording could see
 _TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _TRAINS = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
@@ -63,6 +65,8 @@ class OneForm(_Functions):
             self._refuse("forward asks where a tensor lies in memory", "compare tensors with `is`")
         if func in _TO_NUMPY:
             self._refuse("forward hands a tensor to NumPy, whose arithmetic differs between hosts", "use PyTorch's")
+        if func in _READS and below.watch is not None:
+            raise RuntimeError(f"forward reads numbers on the host ({func.__name__})")
         if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, Entry._backward_cls):
             self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
             return args[0]

@@ -67,6 +67,7 @@ class ExactModule(nn.Module):
 
     def forward(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
         """Run the model on every shard as if it were alone, or replay such a pass."""
+        self._numerics.is_replayed = False
         if self.replays and self.training and torch.is_grad_enabled():
             return self.replays.outputs(self, inputs, shards, step, targets)
         return self.run(inputs, shards, step, targets)
@@ -257,7 +258,12 @@ class ExactModule(nn.Module):
         return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
     def require_kept(self, mode: bool) -> None:
-        """Refuse a model that has changed anything but its parameters since its first check in this mode."""
+        """Refuse a model that has changed anything but its parameters since its first check in this mode.
+
+        A pass that is recorded is checked before its first replay, and not by operations of the recording.
+        """
+        if self._numerics.recorded is not None:
+            return
         running = self._numerics.running
         if self._changes_seen != running.changes:
             self._changes_seen = running.changes

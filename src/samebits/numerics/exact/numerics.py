@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.host.variables import SHARDS
-from samebits.models.nested import mapped, unbound
+from samebits.models.nested import unbound
 from samebits.numerics.exact import ambient, elementary, integer_products
 from samebits.numerics.exact.backward import run_backward
 from samebits.numerics.exact.batch_norm import RunningStatistics
@@ -26,7 +26,8 @@ from samebits.numerics.exact.losses import SummedLoss, each_loss
 from samebits.numerics.exact.module import ExactModule, Part
 from samebits.numerics.exact.optimizers import ExactOptimizer, optimizer_of
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
-from samebits.numerics.exact.replays import CudaGraphs, Replays
+from samebits.numerics.exact.recorders import CudaGraphs
+from samebits.numerics.exact.replays import Replays
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.together import UNTRIED, why_apart, why_apart_at_first
@@ -38,11 +39,12 @@ from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from samebits.models.nested import Nested
     from samebits.numerics.exact.forward_draws import RecordedDraws
     from samebits.numerics.exact.global_norm import Reduce
-    from samebits.numerics.exact.replays import Recorder
+    from samebits.numerics.exact.recorders import Recorder
     from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, LossName, MicroBatch
@@ -85,6 +87,8 @@ class ExactNumerics(Numerics):
         """Why shards run one by one and not in one pass; None if they do."""
         self._model: nn.Module | None = None
         self._replays: Replays | None = None
+        self.is_replayed = False
+        """Whether the last pass of a module was a replay."""
         self.recorded: RecordedDraws | None = None
         """Takes the keys of draws while passes are recorded."""
 
@@ -151,8 +155,8 @@ class ExactNumerics(Numerics):
     @property
     def captures(self) -> bool:
         """See ``Numerics.captures``. On a CPU passes are recorded without being asked for."""
-        alone = self.batch_norm == "shard" and self._train.grad_accum_steps == 1
-        return self.graphs or (self._device.type == "cpu" and alone)
+        in_one_piece = self.batch_norm == "shard" and self._train.grad_accum_steps == 1
+        return self.graphs or (self._device.type == "cpu" and in_one_piece)
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
         """Record the passes as soon as their windows are agreed."""
@@ -169,20 +173,16 @@ class ExactNumerics(Numerics):
         assert isinstance(module, ExactModule)
         self._replays = module.replays = Replays(self, recorder, asked=asked)
 
+    def own_passes(self) -> AbstractContextManager[None]:
+        """See ``Numerics.own_passes``."""
+        return self._replays.left_out() if self._replays and not self.graphs else nullcontext()
+
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""
-        inputs, targets = self._shards_of(batch)
+        inputs, targets = batch.by_shard()
         needed = (targets,) if self.own_loss else ()
         outputs: Tensor = module(inputs, batch.shards, batch.step, *needed)
         return outputs.flatten(0, 1)
-
-    @staticmethod
-    def _shards_of(batch: MicroBatch) -> tuple[Nested, Nested]:
-        def shards(tensor: Tensor) -> Tensor:
-            return tensor.reshape(len(batch.shards), -1, *tensor.shape[1:])
-
-        inputs, targets = mapped(shards, (batch.inputs, batch.targets))
-        return inputs, targets
 
     @property
     def _terms(self) -> int:
@@ -273,7 +273,7 @@ class ExactNumerics(Numerics):
     def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Part, Callable[[int, Tensor], Tensor]]:
         """The first ``most`` shards; their part, (shards, samples, ...); and the loss's gradients for one's outputs."""
         batch = batch.head(most * (batch.rows // len(batch.shards)))
-        inputs, targets = self._shards_of(batch)
+        inputs, targets = batch.by_shard()
 
         def slopes_of(index: int, outputs: Tensor) -> Tensor:
             with below():
@@ -288,6 +288,9 @@ class ExactNumerics(Numerics):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""
+        if self.is_replayed:  # no operation of the model's follows
+            run_backward(loss)
+            return
         engine = Engine(defer=self.windows.defer)
         with engine, GradientsUnread(engine):
             run_backward(loss)
@@ -321,22 +324,18 @@ class ExactNumerics(Numerics):
 
     def state_dict(self) -> dict[str, Any]:
         """The windows, and how often steps were run again, as JSON."""
-        return {"tops": dict(self.windows.tops), "widened": self.windows.widened}
+        return self.windows.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore windows that ``state_dict`` returned."""
-        self.windows.clear()
+        self.windows.go_on(state)
         self.running.clear()
-        self.windows.tops |= state["tops"]
-        self.windows.widened = state["widened"]
 
     def arithmetic(self) -> Arithmetic:
         """Number of steps that were run again, and the share of numbers too small for a sum over the batch."""
-        lost, counted = self.windows.below()
-        share = lost / counted if counted else 0.0
         return Arithmetic(
             steps_made_again=self.windows.widened,
-            below_window=share,
+            below_window=self.windows.share_below(),
             compiled_kernels=library.chosen(self._device.type) is not None,
             integer_products=integer_products.are_used(self._device),
             shards_apart=self.apart,

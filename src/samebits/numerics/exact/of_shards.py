@@ -144,7 +144,7 @@ class _Lookup(Function):
             index, slopes = index.flatten(1), grad.reshape(shards, -1, width)
             if ctx.padding >= 0:
                 slopes = torch.where((index == ctx.padding).unsqueeze(2), 0.0, slopes)
-            if index.shape[1] < rows:
+            if index.shape[1] < rows and below.watch is None:  # how many rows are met is a number of a step
                 grad_weight = sum_at_once(ctx.use, ctx.shape, partial(_sum_of_rows, index, slopes, rows))
                 if grad_weight is not None:
                     return None, grad_weight, None

@@ -156,7 +156,8 @@ def _added_by_blocks(
     total, size = torch.zeros((height, width), dtype=torch.float64), torch.zeros((), dtype=torch.float32)
     parts, number = list(row_blocks(height, width)), library.number(shift, left)
     product = torch.empty((parts[0].stop, width), dtype=torch.float64)
-    step = max(1, height * width // (rows * (height + width)))  # shards whose factors take no more room than the total
+    # Shards whose factors take no more room than the total, or than a core's cache has.
+    step = max(1, max(height * width, _BUFFER) // (rows * (height + width)))
     for first in range(0, shards, step):
         factors, others = (snap(x[first : first + step], -2, bits) for x in (left, right))
         for part in parts:

@@ -192,7 +192,7 @@ class Recurrence:
     def _layers(self, cell: Cell, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         """``torch.lstm`` and others: (data, batch sizes, states, ...) of packed samples, or (input, states, ...)."""
         if packed := not isinstance(arguments[2], bool):
-            sizes = arguments[0].tolist()
+            sizes = [int(size) for size in arguments[0]]
             states, parameters, *settings = arguments[1:]
             rows = x
         else:

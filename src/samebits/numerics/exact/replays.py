@@ -1,4 +1,4 @@
-"""The passes of training steps, recorded once as CUDA graphs and then replayed, each by one launch.
+"""The passes of training steps, recorded once and then replayed: on a GPU as CUDA graphs, each by one launch.
 
 A recording reads batch, weights and windows from the device's memory, so it serves every step, also one that is run
 again. What the host decides in a pass has to stay as it was: which samples are here, and which shards run in one pass.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from samebits.errors import HostError, RefusedError, first_line
 from samebits.models.nested import leaves_of, mapped
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact.backward import gradients
-from samebits.numerics.exact.compiled.library import chosen
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.forward_draws import RecordedDraws
 from samebits.numerics.exact.kept import bits
+from samebits.numerics.exact.recorders import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,111 +32,111 @@ if TYPE_CHECKING:
     from samebits.models.nested import Nested
     from samebits.numerics.exact.module import ExactModule
     from samebits.numerics.exact.numerics import ExactNumerics
+    from samebits.numerics.exact.recorders import Made, Recorder
 
-    Made = list[Tensor | None]
-
-_CHECKED = 2  # steps after a recording: also one with other weights than it was made with
-
-
-class StoppedError(Exception):
-    """A pass cannot be replayed as it was recorded, and has to be run by the model itself."""
-
-
-class Recorder(Protocol):
-    """Records what a function does on a device, so that it can be done again."""
-
-    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
-        """What ``run`` returned, and a function that gives these tensors the values of another run.
-
-        That function may raise StoppedError, and what it was to fill is then undefined.
-        """
-
-
-class CudaGraphs:
-    """Recordings of both passes, which share a pool of memory, and the stream on which a backward pass follows."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], object]]:
-        """See ``Recorder``. Nothing is computed before the first replay."""
-        graph = torch.cuda.CUDAGraph()
-        library = chosen(self._device.type)
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                if library:
-                    library.forget_places()  # a replay has to fill its own with zeros
-                made = run()
-        finally:
-            if library:
-                library.forget_places()
-        return made, graph.replay
+_CHECKED = 3  # replays: the recording's own step, and two with other weights and samples
+_MOST_STOPS, _MOST_RECORDINGS = 3, 8  # after which a training goes on without replays
 
 
 class Replays:
-    """The recorded passes of one training, if its model can be recorded; ``why_not`` says why it was not."""
+    """The recorded passes of one training, if its model can be recorded; ``why_not`` says why it was not.
+
+    Unless they were ``asked`` for, only passes over all shards at once are replayed, and what stands in the way of a
+    replay leaves the model's own passes as they are.
+    """
 
     why_not: str | None = None
-    _unchecked = 0
 
     def __init__(self, numerics: ExactNumerics, recorder: Callable[[], Recorder], *, asked: bool) -> None:
         self._numerics, self._recorder, self._asked = numerics, recorder, asked
         self._passes: _Passes | None = None
+        self._unchecked = self._stops = self._recordings = 0
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Context in which the model's own passes run, without the memory of a recording."""
+        before, self.why_not, self._passes = self.why_not, "own passes are wanted", None
+        try:
+            yield
+        finally:
+            self.why_not = before
 
     def outputs(self, module: ExactModule, inputs: Nested, shards: range, step: int, targets: Nested) -> Tensor:
         """The module's outputs, by a replay where there is a recording or can be one."""
-        windows, given = self._numerics.windows, (inputs, targets)
-        run = partial(module.run, shards=shards, step=step)
+        given, run = (inputs, targets), partial(module.run, shards=shards, step=step)
+        try:
+            if passes := self._passes_over(given, module, run, shards):
+                module.require_kept(module.model.training)
+                self._check(passes, module, run, given, step)
+                outputs = passes(given, step)
+                self._numerics.is_replayed = True
+                return outputs
+        except StoppedError as error:
+            self._stops += 1
+            if self._stops == _MOST_STOPS:
+                self.why_not = self.why_not or f"replays have stopped {self._stops} times, now because {error}"
+        return run(inputs, targets=targets)  # which goes on, or says what is wrong
+
+    def _passes_over(
+        self, given: tuple[Nested, Nested], module: ExactModule, run: Callable[..., Tensor], shards: range
+    ) -> _Passes | None:
+        """Recorded passes that serve this step; None if there are none."""
+        windows, apart = self._numerics.windows, self._numerics.apart
         if self._passes is not None and self._passes.stopped:
             self.why_not = f"a backward pass has stopped: {self._passes.stopped}"
-        if self.why_not or not windows.are_settled or (self._numerics.apart and not self._asked):
-            return run(inputs, targets=targets)
-        shapes = [x.shape for _, x in leaves_of(given)]
-        key = shards, self._numerics.apart, windows.apart, torch.get_num_threads(), shapes
-        if self._passes is None or self._passes.key != key:
+        if self.why_not or not windows.are_settled or (apart and not self._asked):
+            return None
+        leaves = [(name, x.shape, x.dtype) for name, x in leaves_of(given)]
+        key = shards, apart, windows.apart, torch.get_num_threads(), module.model.training, leaves
+        if self._passes is None or self._passes.key != key or self._passes.has_moved():
             self._passes = None  # its memory is free for the next one
-            self._passes = self._recorded(module, run, given, key)
-        if self._passes is not None:
-            module.require_kept(module.model.training)
-            try:
-                if self._are_same(self._passes, module, run, given, step):
-                    return self._passes(given, step)
-            except StoppedError:  # the model's own pass goes on, or says why not
-                pass
-        return run(inputs, targets=targets)
+            if self._recordings == _MOST_RECORDINGS:
+                self.why_not = f"its passes are of more than {_MOST_RECORDINGS} kinds"
+                return None
+            self._recordings += 1
+            plain = _Plain(self._numerics, module, run)
+            with self._tried(plain):
+                plain.both(given)  # so that a GPU's windows are in memory
+                self._passes = _Passes(key, plain, given, self._recorder())
+            self._unchecked = _CHECKED
+        return self._passes
 
-    def _recorded(
-        self, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], key: Any
-    ) -> _Passes | None:
+    def _check(
+        self, passes: _Passes, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], step: int
+    ) -> None:
+        """Compare the first replays with Python's passes.
+
+        Raises:
+            RefusedError: bits differ in a replay that was asked for.
+            StoppedError: they differ in another.
+        """
+        if not self._unchecked:
+            return
         plain = _Plain(self._numerics, module, run)
+        with self._tried(plain):
+            are_same = _bits_of(passes.both(given, step)) == _bits_of(plain.both(given))
+        self._unchecked -= 1
+        if not are_same:
+            self.why_not = "a captured pass gave other bits than the model itself"
+            if self._asked:
+                raise RefusedError(self.why_not, hint="set train.cuda_graphs: false")
+            raise StoppedError(self.why_not)
+
+    @contextmanager
+    def _tried(self, plain: _Plain) -> Iterator[None]:
+        """Context whose errors say that the model cannot be captured; those that CUDA has for it where it was asked."""
         try:
-            plain.both(given)  # so that all windows are in memory
-            passes = _Passes(key, plain, given, self._recorder())
-        except (RuntimeError, HostError) as error:  # whatever CUDA says of a capture
-            if is_out_of_memory(error):
+            yield
+        except StoppedError:
+            plain.forget()
+            raise
+        except Exception as error:
+            expected = isinstance(error, (RuntimeError, HostError)) and not is_out_of_memory(error)
+            if self._asked and not expected:
                 raise
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"
-            plain.forget()  # what has no values, since nothing was computed
-            return None
-        self._unchecked = _CHECKED
-        return passes
-
-    def _are_same(
-        self, passes: _Passes, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], step: int
-    ) -> bool:
-        """Whether a replay gives the bits of Python's passes, as the first ones are to show.
-
-        Raises RefusedError: it does not, and was asked for.
-        """
-        if self._unchecked:
-            self._unchecked -= 1
-            plain = _Plain(self._numerics, module, run)
-            if _bits_of(passes.both(given, step)) != _bits_of(plain.both(given)):
-                self.why_not = "a captured pass gave other bits than the model itself"
-        if self.why_not and self._asked:
-            raise RefusedError(self.why_not, hint="set train.cuda_graphs: false")
-        return self.why_not is None
+            plain.forget()  # what may have no values
+            raise StoppedError(self.why_not) from error
 
 
 def _bits_of(made: Made) -> list[bytes | memoryview | None]:
@@ -150,9 +150,9 @@ class _Noted(NamedTuple):
     refusals: list[tuple[Any, Tensor]]
     calls: dict[int, list[Any]]
 
-    def tensors(self) -> Made:
+    def numbers(self) -> Made:
+        """What windows and statistics are settled by."""
         found = [size for sizes in self.sizes.values() for size in sizes]
-        found += [flag for _, flag in self.refusals]
         return [*found, *(call.found for calls in self.calls.values() for call in calls)]
 
 
@@ -175,6 +175,15 @@ class _Plain:
         calls = self._numerics.running.taken()
         self.noted = _Noted(*self._numerics.windows.taken(), calls)
         return self.noted
+
+    def places(self) -> list[tuple[dict[str, Any], str, Tensor | None]]:
+        """Holder, name and memory of each parameter and buffer."""
+        return [
+            (holder, name, None if tensor is None else tensor.detach())
+            for part in self._module.modules()
+            for holder in (part._parameters, part._buffers)
+            for name, tensor in holder.items()
+        ]
 
     def forget(self) -> None:
         """Forget what passes have told in this step."""
@@ -205,26 +214,29 @@ class _Plain:
                 holder[name] = p
 
     def forward(self, given: tuple[Nested, Nested]) -> Made:
-        """Outputs, and what is noted."""
+        """Outputs alone."""
         with self._with_others():
             self._outputs = self._run(given[0], targets=given[1])
-        return [self._outputs.detach(), *self._take().tensors()]
+        self._take()
+        return [self._outputs.detach()]
 
     def backward(self, slopes: Tensor) -> Made:
-        """Gradients of the trained parameters, and what is noted."""
+        """Gradients of the trained parameters."""
         outputs, self._outputs = self._outputs, None
         assert outputs is not None
         engine = Engine(defer=self._numerics.windows.defer)
         with engine, GradientsUnread(engine):
             grads = gradients(outputs, {str(i): self._own[p] for i, p in enumerate(self.trained)}, slopes)
-        return [*grads, *self._take().tensors()]
+        self._take()
+        return [*grads]
 
     def both(self, given: tuple[Nested, Nested]) -> Made:
-        """Outputs, and gradients for slopes of one."""
+        """Outputs, gradients for slopes of one, and what is noted."""
         with torch.enable_grad():
-            outputs, *_ = self.forward(given)
+            (outputs,) = self.forward(given)
+            told = self.noted.numbers()
             assert outputs is not None
-            return [outputs, *self.backward(torch.ones_like(outputs))[: len(self.trained)]]
+            return [outputs, *told, *self.backward(torch.ones_like(outputs)), *self.noted.numbers()]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -250,15 +262,22 @@ class _Passes:
 
     def __init__(self, key: Any, plain: _Plain, given: tuple[Nested, Nested], recorder: Recorder) -> None:
         self.key, self._plain = key, plain
+        self._places = plain.places()
         self._given = mapped(Tensor.clone, given)
         with plain.recording(), torch.enable_grad():
-            (outputs, *_), self._forward = recorder.record(partial(plain.forward, self._given))
+            (outputs,), self._forward = recorder.record(partial(plain.forward, self._given))
             self._told = [plain.noted]
             assert outputs is not None
             self._outputs, self._slopes = outputs, torch.zeros_like(outputs)
-            made, self._backward = recorder.record(partial(plain.backward, self._slopes))
+            self._grads, self._backward = recorder.record(partial(plain.backward, self._slopes))
             self._told.append(plain.noted)
-        self._grads = made[: len(plain.trained)]
+
+    def has_moved(self) -> bool:
+        """Whether a parameter or a buffer has other memory than when it was recorded."""
+        return any(
+            tensor is not None and ((now := holder.get(name)) is None or now.data_ptr() != tensor.data_ptr())
+            for holder, name, tensor in self._places
+        )
 
     def __call__(self, given: tuple[Nested, Nested], step: int) -> Tensor:
         """The outputs, whose gradients reach the parameters by the other recording."""
@@ -267,8 +286,10 @@ class _Passes:
 
     def both(self, given: tuple[Nested, Nested], step: int) -> Made:
         """See ``_Plain.both``."""
-        outputs = self.forward(given, step).clone()
-        return [outputs, *self.backward(torch.ones_like(outputs))]
+        outputs = self.forward(given, step)
+        self.backward(torch.ones_like(outputs))
+        forward, backward = self._told
+        return [outputs, *forward.numbers(), *self._grads, *backward.numbers()]
 
     def forward(self, given: tuple[Nested, Nested], step: int) -> Tensor:
         """Replay the forward pass over a batch."""

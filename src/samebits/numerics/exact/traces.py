@@ -27,22 +27,25 @@ from samebits.numerics.exact.engine import (
     places_written,
     require_subnormal_numbers,
 )
-from samebits.numerics.exact.replays import StoppedError
+from samebits.numerics.exact.recorders import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from samebits.numerics.exact.compiled.library import Argument
-    from samebits.numerics.exact.replays import Made
+    from samebits.numerics.exact.recorders import Made
 
 aten = torch.ops.aten
 _MOST = 2**28  # bytes of all numbers that both passes make, since none of their memory is used twice
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_OTHER_VIEWS = {aten.as_strided_, aten.detach_, aten.squeeze_, aten.swapaxes_, aten.swapdims_, aten.t_, aten.transpose_,
+                aten.unsqueeze_}  # fmt: skip
+"""In place, and of the same memory."""
 _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})  # which a tensor to write into has itself
 
 
 class Traces:
-    """See ``replays.Recorder``."""
+    """See ``recorders.Recorder``."""
 
     def __init__(self) -> None:
         self._room = _MOST
@@ -105,10 +108,10 @@ class _Trace(EagerDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in NO_ARITHMETIC or torch.Tag.inplace_view in func.tags:  # which changes no number
+        if func.namespace in NO_ARITHMETIC or func.overloadpacket in _OTHER_VIEWS:
             return func(*args, **kwargs)
-        if func.namespace in COLLECTIVES or not _READS.isdisjoint(func.tags):
-            raise RuntimeError(f"{func.name()} in a pass asks for numbers of this step")
+        if func.namespace in COLLECTIVES or _depends_on_numbers(func, args):
+            raise RuntimeError(f"what {func.name()} does depends on the numbers of a step")
         with self:  # an operation that is made of others is recorded as these
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
@@ -121,15 +124,24 @@ class _Trace(EagerDispatchMode):
         new = [x for x in made if storage_of(x) not in known]
         for x in new:
             self._hold_new(x)
-        if written := _tensors(
-            [kwargs.get(one) if isinstance(one, str) else args[one] for one in places_written(func)]
-        ):
-            if not self._made.issuperset(map(storage_of, written)):
-                raise RuntimeError(f"{func.name()} writes to memory from before the pass")
+        written = _tensors([kwargs.get(one) if isinstance(one, str) else args[one] for one in places_written(func)])
+        if not self._made.issuperset(map(storage_of, written)):
+            raise RuntimeError(f"{func.name()} writes to memory from before the pass")
+        if (written and new) or result is None:
+            raise RuntimeError(f"{func.name()} does more than to return a result")
+        if written:
             self.then(partial(func, *_detached(args), **_detached(kwargs)))
         elif new and func.overloadpacket not in UNWRITTEN:
             self.then(_again(func, _detached(args), _detached(kwargs), _detached(made)))
         return result
+
+
+def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operation reads numbers on the host, or the shape of its result or its memory follows from them."""
+    if func.overloadpacket is aten.index:  # by masks
+        return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
+    moves = torch.Tag.inplace_view in func.tags
+    return moves or not _READS.isdisjoint(func.tags) or func.overloadpacket is aten._pack_padded_sequence
 
 
 def _tensors(value: object) -> list[Tensor]:

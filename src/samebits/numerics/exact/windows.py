@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -254,7 +254,17 @@ class Windows:
             tops |= zip(rows, largest_of_each.unbind(), strict=True)
         return tops
 
-    def below(self) -> tuple[int, int]:
-        """This rank's count of numbers rounded to zero, and of all numbers, in each ``COUNT_EVERY``-th step."""
+    def share_below(self) -> float:
+        """This rank's share of numbers rounded to zero, in each ``COUNT_EVERY``-th step."""
         lost, rounded = self._counts.tolist()
-        return lost, rounded
+        return lost / rounded if rounded else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """The windows, and how often steps were run again, as JSON."""
+        return {"tops": dict(self.tops), "widened": self.widened}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that ``state`` has returned."""
+        self.clear()
+        self.tops |= state["tops"]
+        self.widened = state["widened"]

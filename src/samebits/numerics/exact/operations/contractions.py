@@ -56,7 +56,7 @@ def grouped_mm(
         raise NotExactError("with a bias or another type of the result it has no exact version")
     if offs is None:
         return mm(a, b)
-    ends = offs.tolist()
+    ends = [int(end) for end in offs]
     groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     if a.dim() == b.dim():
         return torch.stack([mm(a[:, part], b[part]) for part in groups])
