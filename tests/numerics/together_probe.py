@@ -37,9 +37,9 @@ def shards_of(x):
     return [(x.detach() * scale).to(x.dtype) if x.is_floating_point() else x.detach().clone() for scale in SCALES]
 
 
-def made_by(function, inputs, draws, *, at_once):
+def made_by(function, inputs, draws, *, at_once, defer=None):
     """Results, and gradients of the inputs that are trained."""
-    engine = Engine(draws)
+    engine = Engine(draws, defer=defer)
 
     def forward(*inputs):
         with OneForm(engine, ShardNorms(nn.Module(), engine), together=at_once):
@@ -54,7 +54,7 @@ def made_by(function, inputs, draws, *, at_once):
         shapes = [t.shape[1:] if at_once else t.shape for t in wanted]
         slopes = [(torch.arange(shape.numel()) % 7 + 1).to(torch.float32).div(8).view(shape) for shape in shapes]
         slopes = [one.to(t.dtype).expand(t.shape) for one, t in zip(slopes, wanted, strict=True)]
-        with Engine():
+        with Engine(defer=defer):
             grads = torch.autograd.grad(wanted, sources, slopes, allow_unused=True)
     return results, grads
 
@@ -76,7 +76,7 @@ def replayed(function, inputs, draws):
     made = []
 
     def run():
-        results, grads = made_by(function, kept, draws, at_once=True)
+        results, grads = made_by(function, kept, draws, at_once=True, defer=lambda *_: None)
         made.extend([results, grads])
         return []
 

@@ -120,9 +120,10 @@ def together(*names):
 
 
 def test_usual_operations_give_several_shards_the_bits_of_each_alone():
+    """And a replay over other numbers gives those of the pass."""
     found = together(*USUAL)
-    assert {name for name, counts in found.items() if set(counts) & {"results", "gradients"}} == set()
-    assert all(found[name].get("same") for name in USUAL), found
+    assert {name for name, counts in found.items() if set(counts) & {"results", "gradients", "replay"}} == set()
+    assert all(found[name].get("same") and found[name].get("recorded") for name in USUAL), found
 
 
 @pytest.mark.slow
@@ -131,3 +132,5 @@ def test_every_operation_gives_several_shards_the_bits_of_each_alone():
     found = together()
     assert {name for name, counts in found.items() if set(counts) & {"results", "gradients"}} == ROUNDED_ELSEWHERE
     assert sum(counts.get("same", 0) for counts in found.values()) > 1500
+    assert {name for name, counts in found.items() if counts.get("replay")} == set()
+    assert sum(counts.get("recorded", 0) for counts in found.values()) > 2200

@@ -71,6 +71,7 @@ class Kept:
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._add("Python's random numbers", _python_state)
         self._add("NumPy's random numbers", _numpy_state)
+        self._drawn = len(self._things)  # before which things are what a pass draws from
         self._add("a switch of PyTorch's", switches)
         for path, module in model.named_modules():
             if id(module) in self._seen:
@@ -83,12 +84,12 @@ class Kept:
             thing = self._things[index]
             self._things[index] = thing._replace(before=thing.look())
 
-    def changes(self) -> Iterator[str]:
-        """The names of all state that has changed since the snapshot."""
+    def changes(self, *, drawn: bool = True) -> Iterator[str]:
+        """The names of all state that has changed since the snapshot; on demand without random numbers ``drawn``."""
         for name, holder in self._empty:
             if len(holder):
                 yield from _more(name, holder, {})
-        for name, look, before, holder, copy in self._things:
+        for name, look, before, holder, copy in itertools.islice(self._things, 0 if drawn else self._drawn, None):
             if holder is not None and _equal(holder, copy):
                 continue
             now = look()

@@ -257,10 +257,11 @@ class ExactModule(nn.Module):
         """Float32 values of the parameters, as the model sees them."""
         return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
-    def require_kept(self, mode: bool) -> None:
+    def require_kept(self, mode: bool, *, drawn: bool = True) -> None:
         """Refuse a model that has changed anything but its parameters since its first check in this mode.
 
-        A pass that is recorded is checked before its first replay, and not by operations of the recording.
+        A pass that is recorded is checked before its first replay, and not by operations of the recording. No Python
+        runs in a replay that could have ``drawn`` random numbers.
         """
         if self._numerics.recorded is not None:
             return
@@ -271,7 +272,7 @@ class ExactModule(nn.Module):
                 kept.renew()
         if mode not in self._kept:
             self._kept[mode] = Kept(self.model)
-        for name in self._kept[mode].changes():
+        for name in self._kept[mode].changes(drawn=drawn):
             raise written_in_forward(name)
 
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:

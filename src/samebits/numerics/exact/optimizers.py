@@ -39,8 +39,8 @@ _EPS = 1e-8
 
 
 def _sum_of(p: nn.Parameter) -> Tensor:
-    """A parameter's gradient, on one axis. One that is missing counts as zeros, as under DataParallel."""
-    return (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)
+    """A parameter's gradient. One that is missing counts as zeros, as under DataParallel."""
+    return torch.zeros_like(p) if p.grad is None else p.grad
 
 
 class ExactOptimizer:
@@ -84,7 +84,7 @@ class ExactOptimizer:
             return None
         squares = []
         for p in self._trained:
-            g = self._gradient(_sum_of(p), None).to(torch.float64)
+            g = self._gradient(_sum_of(p).reshape(-1), None).to(torch.float64)
             squares.append(fixed_order_sum(g.mul_(g), (0,)))
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
@@ -93,13 +93,13 @@ class ExactOptimizer:
 def _moved(
     library: Kernels,
     optimizer: _Blockwise,
-    flat: list[Tensor],
+    p: Tensor,
+    states: list[Tensor],
     total: Tensor,
     scale: Tensor | None,
     numbers: tuple[float, ...],
 ) -> bool | None:
     """Whether the kernel of the optimizer's name has updated a parameter and its states."""
-    p, *states = flat
     if not (library.takes(p, total, dtype=torch.float64) and library.takes(*states)):
         return None
     first, second = [*states, None][:2]
@@ -130,16 +130,18 @@ class _Blockwise(ExactOptimizer):
                 if not state:
                     for name in self._names:
                         state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
-                flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-                self._move(flat, _sum_of(p), scale, self._numbers(state, settings))
+                states = [state[name] for name in self._names]
+                self._move(p, states, _sum_of(p), scale, self._numbers(state, settings))
 
     @compiled(_moved)
-    def _move(self, flat: list[Tensor], total: Tensor, scale: Tensor | None, numbers: tuple[float, ...]) -> None:
-        """Update a parameter and its states, all of one axis; ``numbers`` are those of ``_update``."""
-        for part in blocks(flat[0].numel(), 1, flat[0].device):
-            weights, *states = (t[part] for t in flat)
-            gradient = self._gradient(total[part], scale)
-            weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
+    def _move(
+        self, p: Tensor, states: list[Tensor], total: Tensor, scale: Tensor | None, numbers: tuple[float, ...]
+    ) -> None:
+        """Update a parameter and its states by the sum of its gradients; ``numbers`` are those of ``_update``."""
+        flat = [total.reshape(-1), *(t.view(-1) for t in (p, *states))]
+        for part in blocks(p.numel(), 1, p.device):
+            some, weights, *here = (t[part] for t in flat)
+            weights.copy_(self._update(weights.to(torch.float32), self._gradient(some, scale), here, numbers))
 
     def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
         """The numbers that the update of one parameter needs."""

@@ -66,7 +66,7 @@ class Replays:
         given, run = (inputs, targets), partial(module.run, shards=shards, step=step)
         try:
             if passes := self._passes_over(given, module, run, shards):
-                module.require_kept(module.model.training)
+                module.require_kept(module.model.training, drawn=False)
                 self._check(passes, module, run, given, step)
                 outputs = passes(given, step)
                 self._numerics.is_replayed = True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNTRIED = "they have not been tried in one pass"
 _MOST_TRIED = 2**28  # elements of the gradients of all parameters and of all shards in a trial
-_MOST = 2**26  # elements of the largest parameter's gradients, of all shards in one pass
+_MOST = 2**27  # elements of the largest parameter's gradients, of all shards in one pass
 
 
 def physical(x: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _OTHER_VIEWS = {aten.as_strided_, aten.detach_, aten.squeeze_, aten.swapaxes_, aten.swapdims_, aten.t_, aten.transpose_,
                 aten.unsqueeze_}  # fmt: skip
 """In place, and of the same memory."""
+_ZEROS = {aten.new_zeros, aten.zeros, aten.zeros_like}
 _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})  # which a tensor to write into has itself
 
 
@@ -156,6 +157,8 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[
     """An operation that writes its results into tensors that it made before."""
     if func.overloadpacket is aten._to_copy:
         return partial(made[0].copy_, args[0])
+    if func.overloadpacket in _ZEROS:
+        return made[0].zero_
     into = _into(func)
     if into is not None and len(into.names) == len(made):
         kwargs = {name: value for name, value in kwargs.items() if name not in into.left_out}
