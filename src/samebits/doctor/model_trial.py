@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
 from samebits.here import of_kit
 from samebits.models.experiment import is_carried
-from samebits.numerics.dispatch import EagerDispatchMode
+from samebits.numerics.dispatch import EagerDispatchMode, tensors_in
 from samebits.numerics.exact.survey import Refusals
 from samebits.records.card import read_card
 from samebits.remarks import BatchNorm
@@ -204,7 +203,7 @@ class _OneDevice(EagerDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.overloadpacket not in _MAY_MIX_DEVICES:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            tensors = tensors_in((args, kwargs))
             if any(t.is_meta for t in tensors) and any(not t.is_meta and t.dim() for t in tensors):
                 raise _MixedDevices(func.name())
         return func(*args, **(kwargs or {}))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from traceback import walk_stack, walk_tb
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from samebits.host.torch_names import require_torch_names
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 require_torch_names()  # here, because every training, trial and evaluation imports this
 
@@ -20,6 +18,11 @@ require_torch_names()  # here, because every training, trial and evaluation impo
 def storage_of(tensor: Tensor) -> int:
     """Identity of a tensor's memory. Not its address, because a fake tensor has none."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_in(tree: object) -> list[Tensor]:
+    """The tensors among arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from samebits.host import memory_limit, private_bytes
-from samebits.numerics.dispatch import EagerDispatchMode
+from samebits.numerics.dispatch import EagerDispatchMode, tensors_in
 from samebits.records.memory import DeviceMemory, Memory
 
 if TYPE_CHECKING:
@@ -205,4 +204,4 @@ class _Counter(EagerDispatchMode):
 
 
 def _strided(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+    return [tensor for tensor in tensors_in(tree) if tensor.layout is torch.strided]

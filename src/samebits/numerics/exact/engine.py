@@ -12,11 +12,10 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, UserError
 from samebits.here import of_kit
-from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_in_construction, storage_of
+from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_in_construction, storage_of, tensors_in
 from samebits.numerics.draws import draws
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
@@ -147,7 +146,7 @@ class Engine(EagerDispatchMode):
         return target.copy_(result)
 
     def _check_read(self, tensors: object) -> None:
-        for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
+        for tensor in tensors_in(tensors):
             if name := self._replaced.get(storage_of(tensor)):
                 raise RefusedError(
                     "forward uses it from beside the model, where it is not trained",
@@ -157,7 +156,7 @@ class Engine(EagerDispatchMode):
 
     def _check_written(self, tensors: object, func: Any) -> None:
         """Refuse a write to a kept tensor, or several writes to one element, which kernels do in any order."""
-        for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
+        for tensor in tensors_in(tensors):
             if name := self._kept.get(storage_of(tensor)):
                 raise written_in_forward(name)
             if _overlaps_itself(tensor):
@@ -304,5 +303,4 @@ def _functional(func: Any) -> Any:
 
 
 def _has_floats(value: Any) -> bool:
-    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-    return any(t.is_floating_point() or t.is_complex() for t in tensors)
+    return any(t.is_floating_point() or t.is_complex() for t in tensors_in(value))

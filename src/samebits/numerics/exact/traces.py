@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from samebits.errors import first_line
-from samebits.numerics.dispatch import EagerDispatchMode, storage_of
+from samebits.numerics.dispatch import EagerDispatchMode, storage_of, tensors_in
 from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.compiled.library import Kernels, Library
 from samebits.numerics.exact.engine import (
@@ -118,14 +118,14 @@ class _Trace(EagerDispatchMode):
         if parts is not NotImplemented:
             return parts
         result = func(*args, **kwargs)
-        given, made = _tensors((args, kwargs)), _tensors(result)
+        given, made = tensors_in((args, kwargs)), tensors_in(result)
         for x in given:
             self.hold(x)
         known = set(map(storage_of, given))
         new = [x for x in made if storage_of(x) not in known]
         for x in new:
             self._hold_new(x)
-        written = _tensors([kwargs.get(one) if isinstance(one, str) else args[one] for one in places_written(func)])
+        written = tensors_in([kwargs.get(one) if isinstance(one, str) else args[one] for one in places_written(func)])
         if not self._made.issuperset(map(storage_of, written)):
             raise RuntimeError(f"{func.name()} writes to memory from before the pass")
         if (written and new) or result is None:
@@ -140,13 +140,9 @@ class _Trace(EagerDispatchMode):
 def _depends_on_numbers(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operation reads numbers on the host, or the shape of its result or its memory follows from them."""
     if func.overloadpacket is aten.index:  # by masks
-        return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
+        return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(args[1]))
     moves = torch.Tag.inplace_view in func.tags
     return moves or not _READS.isdisjoint(func.tags) or func.overloadpacket is aten._pack_padded_sequence
-
-
-def _tensors(value: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _detached(value: Any) -> Any:
@@ -165,7 +161,7 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[
         return partial(into.func, *args, **kwargs, **dict(zip(into.names, made, strict=True)))
 
     def again() -> None:
-        for to, x in zip(made, _tensors(func(*args, **kwargs)), strict=True):
+        for to, x in zip(made, tensors_in(func(*args, **kwargs)), strict=True):
             to.copy_(x)
 
     return again
