@@ -17,7 +17,14 @@ import exact_probe
 from samebits.errors import CollectiveError, UserError
 from samebits.numerics.exact import elementary, optimizers
 from samebits.numerics.exact.engine import Engine
-from samebits.numerics.exact.grid import bits_of_products, bits_of_sum, shift_of, shifter
+from samebits.numerics.exact.grid import (
+    bits_of_products,
+    bits_of_sum,
+    shift_of,
+    shifter,
+    top_of_magnitude,
+    top_of_number,
+)
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.sums import fixed_order_sum
@@ -366,3 +373,20 @@ def test_a_norm_does_not_tell_no_gradient_from_one_of_zeros(optimizer, monkeypat
 @pytest.mark.parametrize("top", [-2000, -1074, -1022, -149, 0, 1, 128, 1023, 2000])
 def test_a_shift_that_the_host_computes_is_that_of_the_device(top, bits):
     assert shift_of(top, bits) == shifter(torch.tensor(top), bits).item()
+
+
+SIZES = [0.0, ULP_OF_ZERO, SMALLEST_NORMAL, 0.75, 1.0, 3e38, math.inf, math.nan, 2.0**-1022, 5e-324, 1e308]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_host_and_a_device_tell_other_ranks_the_same(size, dtype):
+    size = torch.tensor(size, dtype=dtype)
+    assert top_of_number(size) == top_of_magnitude(size).item()
+    windows = Windows(["a", "b", "unseen"])
+    windows.give({"b": [torch.tensor(1.5), torch.tensor(7.0)], "a": [size]}, [])
+    for wrong in ([], [False], [False, True]):
+        flags = [torch.tensor(one) for one in wrong]
+        told = windows._told_by_host(flags)
+        assert told.tolist() == windows._told_by_device(torch.device("cpu"), flags).tolist()
+        assert told.tolist()[1:] == [3, -(1 << 20), 0, 0, 0, any(wrong)]

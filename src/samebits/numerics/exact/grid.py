@@ -62,6 +62,14 @@ def top_of_magnitude(size: Tensor) -> Tensor:
     return (size.view(torch.int64) >> 52).sub_(1022)
 
 
+def top_of_number(size: Tensor) -> int:
+    """``top_of_magnitude`` of one number, which the host reads."""
+    number, info = size.item(), torch.finfo(size.dtype)
+    if not math.isfinite(number):
+        return math.frexp(info.max)[1] + 1
+    return math.frexp(max(number, info.tiny / 2))[1]  # of which all smaller ones count as one
+
+
 def shifter(tops: Tensor, bits: int) -> Tensor:
     """The float64 1.5 * 2**(52 + e - bits): adding and subtracting it rounds abs(x) < 2**e to the grid, ties to even.
 

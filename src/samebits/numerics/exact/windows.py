@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
-from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude
+from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude, top_of_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -195,20 +195,11 @@ class Windows:
             UserError: a deferred refusal applies.
             CollectiveError: a refusal that another rank deferred applies.
         """
-        # A GPU's values are read once, at the end: each read waits for all work queued on it.
-        here, known = self._largest_tops(device), torch.tensor([_UNSEEN, self._missing, self._again, self.apart, 0])
-        unseen, missing_here, again_here, apart_here, right = known.to(device, non_blocking=True).unbind()
         deferred, self._deferred = self._deferred, []
-        wrong = [flag.to(device, torch.int64) for _, flag in deferred]
-        told = [
-            *(here.get(place, unseen) for place in self._places),
-            missing_here,
-            again_here,
-            apart_here,
-            torch.stack(wrong).amax() if wrong else right,
-        ]
+        wrong = [flag for _, flag in deferred]
+        told = self._told_by_host(wrong) if device.type == "cpu" else self._told_by_device(device, wrong)
         self._seen.clear()
-        *agreed, missing, again, apart, refused = largest_of_all(torch.stack(told)).tolist()
+        *agreed, missing, again, apart, refused = largest_of_all(told).tolist()
         if refused:
             here_refused = (refusal for refusal, flag in deferred if flag)
             raise next(here_refused, CollectiveError("another rank has refused the step", hint="see what it says"))
@@ -239,6 +230,19 @@ class Windows:
         self._missing = False
         self._passing.clear()
         return fits
+
+    def _told_by_host(self, wrong: list[Tensor]) -> Tensor:
+        """What ranks agree on: the top of each place in this step, three flags, and whether anything is ``wrong``."""
+        tops = {place: max(map(top_of_number, sizes)) for place, sizes in self._seen.items()}
+        flags = self._missing, self._again, self.apart, any(wrong)
+        return torch.tensor([*(tops.get(place, _UNSEEN) for place in self._places), *flags], dtype=torch.int64)
+
+    def _told_by_device(self, device: torch.device, wrong: list[Tensor]) -> Tensor:
+        """The same, with nothing read by the host: each read waits for all work queued on a GPU."""
+        tops, known = self._largest_tops(device), torch.tensor([_UNSEEN, self._missing, self._again, self.apart, 0])
+        unseen, *flags, right = known.to(device, non_blocking=True).unbind()
+        is_wrong = torch.stack([flag.to(device, torch.int64) for flag in wrong]).amax() if wrong else right
+        return torch.stack([*(tops.get(place, unseen) for place in self._places), *flags, is_wrong])
 
     def _largest_tops(self, device: torch.device) -> dict[str, Tensor]:
         """The exponent of the largest magnitude of each place seen in this step; one batch of kernels for each type."""
