@@ -31,6 +31,7 @@ from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.products import product_of_lines, products_of_shards, rounded_matmul, sum_of_products
 from samebits.numerics.exact.root_mean_square import normed
 from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
+from samebits.numerics.exact.spare import SpareMemory
 from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def test_sums_of_products_by_blocks(kernels: Library, rows: int, height: int, wi
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_same(kernels, lambda: sum_of_products(left, right, 20, 3 * 2.0**30))
+        assert_same(kernels, lambda: sum_of_products(left, right, 20, SpareMemory(), 3 * 2.0**30))
     finally:
         torch.set_num_threads(before)
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from samebits.numerics.interface import AllReduce, LossName, MicroBatch
     from samebits.params.schema import Train
 
-
 _SHARDS_ASKED = 4
 
 
@@ -284,7 +283,9 @@ class ExactNumerics(Numerics):
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
-        return optimizer_of(self._train, model, self._terms)
+        optimizer = optimizer_of(self._train, model, self._terms)
+        optimizer.spare = self.windows.spare
+        return optimizer
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""

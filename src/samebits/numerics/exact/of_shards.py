@@ -64,7 +64,9 @@ class _Linear(Function):
             if ctx.needs_input_grad[1]:
                 grads, rows = _rows(grad), _rows(x)
                 bits = bits_for(rows.shape[1])
-                grad_weight = sum_at_once(ctx.use, weight.shape, partial(sum_of_products, grads, rows, bits))
+                if ctx.use is not None:
+                    sum_of = partial(sum_of_products, grads, rows, bits, ctx.use.windows.spare)
+                    grad_weight = sum_at_once(ctx.use, weight.shape, sum_of)
                 if grad_weight is None:
                     grad_weight = products_of_shards(grads, rows, bits)
         return grad_x, grad_weight

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from samebits.numerics.exact.compiled.library import Kernels
+    from samebits.numerics.exact.spare import SpareMemory
     from samebits.params.schema import Train
 
 _BETAS = (0.9, 0.999)
@@ -46,6 +47,9 @@ def _sum_of(p: nn.Parameter) -> Tensor:
 class ExactOptimizer:
     """Parameters with their mean gradients, clipped to the norm ``clip``; summed gradients are divided by ``terms``."""
 
+    spare: SpareMemory | None = None
+    """Gets the memory of gradients that are dropped."""
+
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, lr: float, terms: int, clip: float | None, **settings: Any
     ) -> None:
@@ -58,6 +62,8 @@ class ExactOptimizer:
         """Drop all gradients."""
         assert set_to_none
         for p in (p for group in self.param_groups for p in group["params"]):
+            if self.spare and p.grad is not None:
+                self.spare.give_back(p.grad)
             p.grad = None
 
     def step(self) -> None:

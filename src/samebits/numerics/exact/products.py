@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from samebits.numerics.exact.compiled.library import Kernels
+    from samebits.numerics.exact.spare import SpareMemory
 
 
 def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,13 +148,13 @@ def products_of_shards(left: Tensor, right: Tensor, bits: int) -> Tensor:
 
 
 def _added_by_blocks(
-    library: Kernels, left: Tensor, right: Tensor, bits: int, shift: Tensor | float
+    library: Kernels, left: Tensor, right: Tensor, bits: int, spare: SpareMemory, shift: Tensor | float
 ) -> tuple[Tensor, Tensor] | None:
     left, right = left.contiguous(), right.contiguous()
     if not library.is_host or not library.takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]
-    total, size = torch.zeros((height, width), dtype=torch.float64), torch.zeros((), dtype=torch.float32)
+    total, size = spare.zeros(torch.Size((height, width))), torch.zeros((), dtype=torch.float32)
     parts, number = list(row_blocks(height, width)), library.number(shift, left)
     product = torch.empty((parts[0].stop, width), dtype=torch.float64)
     # Shards whose factors take no more room than the total, or than a core's cache has.
@@ -169,7 +170,13 @@ def _added_by_blocks(
 
 
 @compiled(_added_by_blocks)
-def sum_of_products(left: Tensor, right: Tensor, bits: int, shift: Tensor | float) -> tuple[Tensor, Tensor]:
+def sum_of_products(
+    left: Tensor,
+    right: Tensor,
+    bits: int,
+    spare: SpareMemory,  # noqa: ARG001 - of the kernel
+    shift: Tensor | float,
+) -> tuple[Tensor, Tensor]:
     """``snapped_sum`` of ``products_of_shards``, of which none is in memory as a whole."""
     return snapped_sum(products_of_shards(left, right, bits), shift)
 

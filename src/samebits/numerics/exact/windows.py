@@ -17,6 +17,7 @@ import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import largest, shift_of, snapped, snapped_sum, top_of_magnitude, top_of_number
+from samebits.numerics.exact.spare import SpareMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,6 +50,7 @@ class Windows:
 
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: list[str] = []
+        self.spare = SpareMemory()
         self.apart = self._agreed_apart = False
         """Whether shards of some rank have other bits in one pass than alone. ``settle`` makes ranks agree on it."""
         self._recording = False

@@ -1,0 +1,44 @@
+"""Memory of a CPU's large gradients, for those of the next step: to touch new pages costs more than to fill them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from samebits.numerics.exact.engine import below
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LARGE = 1 << 25  # bytes from which malloc takes new pages for each tensor (mallopt(3), M_MMAP_THRESHOLD)
+
+
+class SpareMemory:
+    """Lends memory for gradients. What nobody gives back is freed as ever."""
+
+    def __init__(self) -> None:
+        self._lent: set[StorageWeakRef] = set()
+        self._back: list[Tensor] = []
+
+    def zeros(self, shape: torch.Size) -> Tensor:
+        """Float64 zeros on a CPU. A recording of passes has memory of its own."""
+        if below.watch is not None:
+            return torch.zeros(shape, dtype=torch.float64)
+        found = next((i for i, one in enumerate(self._back) if one.shape == shape), None)
+        zeros = torch.zeros(shape, dtype=torch.float64) if found is None else self._back.pop(found).zero_()
+        if zeros.nbytes >= _LARGE:
+            self._lent = {_storage(zeros), *(one for one in self._lent if not one.expired())}  # type: ignore[no-untyped-call]
+        return zeros
+
+    def give_back(self, gradient: Tensor) -> None:
+        """Take the memory of a gradient that is dropped, if it was lent."""
+        if self._lent and (storage := _storage(gradient)) in self._lent:
+            self._lent.remove(storage)
+            self._back.append(gradient.detach())
+
+
+def _storage(x: Tensor) -> StorageWeakRef:
+    """A gradient's memory: as long as this lives, no other has the same name."""
+    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
