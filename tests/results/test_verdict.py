@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from samebits.errors import UserError
 from samebits.records.run import Rounding, Run, TwinLoss
+from samebits.remarks import BatchLoss
 from samebits.results.verdict import (
     FIRST_STEPS,
     Tolerance,
@@ -22,7 +23,7 @@ from samebits.results.verdict import (
     worst,
 )
 from samebits.results.verdict_text import say_comparison, sentences
-from samples import host, run_record, timing
+from samples import host, placed, run_record, timing
 
 TOLERANCE = Tolerance(["fp32"], [Rounding(perturbation=1, steps=3, losses=(), weights={"a": 2.5e-5, "b": 2.5e-5})])
 
@@ -142,6 +143,23 @@ def test_two_runs_with_what_differs_between_them(tmp_path):
         "what differs between the two",
         "  host.torch: 2.13.0 | 2.14.0\\nbitwise",
     ]
+
+
+@pytest.mark.parametrize(
+    ("beside", "grade", "judged"),
+    [
+        ({}, "diverged", "diverged"),
+        ({"batch_norms": ("BatchNorm1d in model.1",)}, "not comparable", None),
+        ({"notes": (BatchLoss(part="device", samples=4, batch=8),)}, "not comparable", None),
+    ],
+)
+def test_the_same_draws_judge_runs_that_only_draws_can_set_apart(beside, grade, judged, tmp_path):
+    record = {"draws": ("Dropout in model.2",), **beside}
+    first = run(tmp_path / "x", [2.0, 1.0], A, same_draws=(2.0, 1.0), **record)
+    two = placed("ddp", gpus=0, cores=2)[0]
+    other = run(tmp_path / "y", [2.0, 1.5], A * 3, "ddp", same_draws=(2.0, 1.5), placement=two, **record)
+    verdict = compare_runs(first, other)
+    assert (verdict.grade, verdict.same_draws and verdict.same_draws.grade) == (grade, judged)
 
 
 def twin(*points, steps=6):

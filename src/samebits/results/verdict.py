@@ -280,19 +280,21 @@ def compare_runs(a: Run, b: Run) -> Verdict:
     weights = compare_weights(a.folder / WEIGHTS_FILE, b.folder / WEIGHTS_FILE, tolerance)
     data = _data_of(*records)
     verdict = Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights, data=data)
-    apart = None if losses.problem or weights.problem else _apart(*records)
-    if verdict.grade != "diverged" or apart is None:
+    reasons = [] if losses.problem or weights.problem else _apart(*records)
+    if verdict.grade != "diverged" or not reasons:
         return verdict
-    return _not_comparable(verdict, apart, [record.same_draws for record in records], tolerance)
+    return _not_comparable(verdict, reasons, [record.same_draws for record in records], tolerance)
 
 
 def _not_comparable(
-    verdict: Verdict, apart: str, same_draws: Sequence[tuple[float, ...] | None], tolerance: Tolerance
+    verdict: Verdict, reasons: list[str], same_draws: Sequence[tuple[float, ...] | None], tolerance: Tolerance
 ) -> Verdict:
-    """The verdict on runs that may differ for the reason ``apart``: diverged if they differ with the same draws too."""
-    first, second = same_draws
-    same = None
-    if first and second and "BatchNorm" not in apart:
+    """The verdict on runs that may differ for these reasons.
+
+    Diverged if draws are the only reason, and the runs differ with the same draws too.
+    """
+    (first, second), apart, same = same_draws, "; and ".join(reasons), None
+    if first and second and all(reason.startswith(_DRAWS) for reason in reasons):
         steps = min(len(first), len(second))
         same = compare_losses(first[:steps], second[:steps], tolerance)
     if same and same.grade == "diverged":
@@ -306,20 +308,23 @@ def _not_comparable(
     return verdict.model_copy(update={**grade, **parts, "apart": apart, "same_draws": same})
 
 
-def _apart(a: RunRecord, b: RunRecord) -> str | None:
-    """What in the model depends on how a batch is split; None if nothing does, or both runs split it alike."""
+_DRAWS = "random draws in forward"
+
+
+def _apart(a: RunRecord, b: RunRecord) -> list[str]:
+    """What in the model depends on how a batch is split; nothing if both runs split it alike."""
     split = [(record.placement.rows_per_device, record.placement.devices_used) for record in (a, b)]
     if split[0] == split[1] or "exact" in (a.numerics, b.numerics):
-        return None
+        return []
     drawing, norms = ({*getattr(a, name), *getattr(b, name)} for name in ("draws", "batch_norms"))
     parts = []
     if drawing:
-        parts.append(f"random draws in forward ({few(sorted(drawing), 1)}), other ones on each device")
+        parts.append(f"{_DRAWS} ({few(sorted(drawing), 1)}), other ones on each device")
     if norms:
         parts.append(f"BatchNorm ({few(sorted(norms), 1)}), which normalises by each device's own part of a batch")
     if any(note.kind == "batch_loss" for record in (a, b) for note in record.notes):
         parts.append("a loss over the samples of a batch, of which each device has a part of its own")
-    return "; and ".join(parts) or None
+    return parts
 
 
 def _data_of(a: RunRecord, b: RunRecord) -> str | None:
