@@ -25,6 +25,15 @@ def test_what_gloo_says_of_a_pair_is_its_problem(monkeypatch):
     assert (pair.round_trip_seconds, pair.bytes_per_second) == (None, None)
 
 
+def test_a_pair_is_told_by_the_medians_of_its_measurements(monkeypatch):
+    monkeypatch.setattr(pairs, "_unreachable", lambda store, rank: "")
+    monkeypatch.setattr(pairs.dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(pairs, "_times", lambda device, rank: [*[0.002] * 99, 9.0, *[0.5] * 4, 9.0])
+    finding = _of_pair(_measure(HashStore(), 0, NodePair(first=0, second=1, backend="gloo")), ["n0", "n1"])
+    assert (finding.name, finding.status) == ("n0 - n1", "ok")
+    assert finding.text == "gloo: a round trip takes 2 ms, an all-reduce of 16 MiB runs at 0.0336 GB/s"
+
+
 def test_nodes_that_never_measure_are_a_finding(port, monkeypatch):
     """The third machine, while the first two have not measured."""
     monkeypatch.setattr(pairs, "PAIR_SECONDS", 0.1)

@@ -538,6 +538,17 @@ def create_arguments(tmp_path, uri="http://mlflow:5000", *, gpus=0, client=None,
     return docker_run.create_arguments(client or engine(), known, command)
 
 
+def test_a_container_whose_owner_has_ended_is_removed():
+    """tests/system/container has more owners, and an engine."""
+    mine, removed = docker_run.identity(os.getpid()), []
+    known = [
+        SimpleNamespace(id=name, labels={docker_run.OWNER: owner}, remove=lambda name=name, **_: removed.append(name))
+        for name, owner in (("mine", mine), ("ended", f"{mine}0"), ("another's", ""))  # its id is another process's now
+    ]
+    client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: known))
+    assert docker_run.sweep(client) == removed == ["ended"]
+
+
 def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     arguments = create_arguments(tmp_path, gpus=2)
     (request,) = arguments["device_requests"]

@@ -623,6 +623,21 @@ class Helper:
 
 
 LOCAL, MAPPED = threading.local(), mmap.mmap(-1, 16)
+LISTS, MAPPINGS = [0], [0]
+for _ in range(8):
+    LISTS, MAPPINGS = [LISTS], {0: MAPPINGS}
+
+
+def count_in(holder):
+    while not isinstance(holder[0], int):
+        holder = holder[0]
+    holder[0] += 1
+
+
+def made_from_text():
+    scope = {}
+    exec("def what(net, x, seen=[0]):\n    seen[0] += 1\n    return x", scope)
+    return scope["what"]
 
 
 def count_in_a_gradient(net):
@@ -639,6 +654,9 @@ def count_in_a_gradient(net):
         (beside(lambda net: setattr(LOCAL, "seen", getattr(LOCAL, "seen", 0) + 1)), "test_exact_models.LOCAL.seen"),
         (beside(lambda net: MAPPED.__setitem__(0, (MAPPED[0] + 1) % 256)), "test_exact_models.MAPPED"),
         (beside(count_in_a_gradient), "model.seen.grad"),
+        (beside(lambda net: count_in(LISTS)), "test_exact_models.LISTS" + "[0]" * 8),
+        (beside(lambda net: count_in(MAPPINGS)), "test_exact_models.MAPPINGS" + "[0]" * 8),
+        (made_from_text(), "an argument of what[0]"),
         (lambda net, x: x + len(gc.get_objects()) % 2, "gc.get_objects is asked for"),
         (lambda net, x: x + len(list(Path("/proc/self/fd").iterdir())), "/proc/self/fd is listed"),
     ],

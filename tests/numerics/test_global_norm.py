@@ -39,6 +39,18 @@ class Lines(nn.Module):
         return self.head(self.plain(self.lines(x).relu()))
 
 
+class OfTable(nn.Module):
+    """BatchNorm of numbers that are no sample's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-2.0, 2.0, 5 * 192).view(5, 192).exp())
+        self.norm, self.head = nn.BatchNorm1d(192), nn.Linear(192, 20)
+
+    def forward(self, x):
+        return self.head(x.flatten(1) + self.norm(self.table)[0])
+
+
 def prepared(shards=SHARDS):
     """Numerics, the module of a model in them, and a batch."""
     numerics, model = over_batch(shards), Lines()
@@ -51,7 +63,7 @@ def trained(numerics, model, **how):
     return exact_probe.run(numerics, model, images(), classes(), **how)
 
 
-@pytest.mark.parametrize("model", [Lines, Norms])
+@pytest.mark.parametrize("model", [Lines, Norms, OfTable])
 def test_it_learns_what_fast_learns_from_the_whole_batch(model):
     fast = trained(FastNumerics(TRAIN, CPU, "cross_entropy"), model)
     assert trained(over_batch(), model)[1] == pytest.approx(fast[1], rel=1e-4)

@@ -8,12 +8,14 @@ import re
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from samebits.errors import HostError
 from samebits.numerics.exact.compiled import build, check, gpu
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, SUFFIXES, Library, mapped, using
 from samebits.numerics.exact.forward_draws import Draws
@@ -162,6 +164,37 @@ def test_updates_of_many_parameters_at_once(
 
 def _tensors(optimizer: SGD | AdamW, p: nn.Parameter) -> list[torch.Tensor]:
     return [value for value in optimizer.state.get(p, {}).values() if isinstance(value, torch.Tensor)]
+
+
+class Driven(gpu.GpuLibrary):
+    """Kernels whose driver is a stand-in, which loads this machine code and no other."""
+
+    def __init__(self, taken: bytes) -> None:
+        self._driver: Any = SimpleNamespace(cuModuleLoadData=lambda _, code: 0 if code == taken else 200)
+
+
+def test_machine_code_is_made_once_and_anew_where_its_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def translated(architecture: str, kind: str) -> bytes:
+        made.append(f"{architecture} {kind}")
+        return b"code"
+
+    monkeypatch.setattr(gpu, "_nvrtc", lambda: SimpleNamespace(nvrtcVersion=lambda *_: None))
+    monkeypatch.setattr(gpu, "own_folder", lambda: tmp_path)
+    monkeypatch.setattr(gpu, "translated", translated)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    for _ in range(2):
+        Driven(b"code")._load(0)
+    (file,) = tmp_path.iterdir()
+    assert (made, file.read_bytes()) == (["sm_80 CUBIN"], b"code")
+    file.write_bytes(b"damaged")
+    Driven(b"code")._load(0)
+    assert (made, file.read_bytes()) == (["sm_80 CUBIN"] * 2, b"code")
+    with pytest.raises(HostError, match="the driver cannot load the kernels of exact: error 200"):
+        Driven(b"of another GPU")._load(0)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="asks for an instruction of x86-64")

@@ -91,6 +91,7 @@ def test_normal_draws_by_erfinv_are_portable():
     assert torch.allclose(portable, torch.erfinv(x), rtol=1e-13, atol=1e-13)
     assert hashlib.sha256(portable.numpy().tobytes()).hexdigest().startswith("36a25ed640ee")
     assert torch.isfinite(ends).all()
+    assert ends[1] == -ends[0] > 5.0
 
 
 def drawn_by_a_generator(seed, of_params=0):

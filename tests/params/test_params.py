@@ -260,3 +260,15 @@ def test_an_empty_mapping_is_no_difference_by_itself():
     one, other = {"task": "dataset", "kwargs": {}}, {"task": "vectors", "kwargs": {"features": 8}}
     assert differences(one, other) == {"kwargs.features": (None, 8), "task": ("dataset", "vectors")}
     assert differences({"kwargs": {}}, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "counts"),
+    [({}, True), ({"task": "file", "kwargs": {"inputs": "x.npy", "targets": "y.npy"}}, False),
+     ({"task": "dataset"}, False)],
+)  # fmt: skip
+def test_the_seed_determines_only_data_that_the_kit_draws(data, counts):
+    one, other = (
+        parse_params({"seed": seed, "data": data, "model": {"name": "mine:make"}}).data_identity for seed in (1, 2)
+    )
+    assert (one != other) == counts

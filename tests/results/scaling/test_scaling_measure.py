@@ -104,11 +104,12 @@ def test_rows_of_a_projection_come_in_whole_micro_batches(cores):
     assert measure.plan(params, (2,), (5,))[0][-1] == PlannedTraining("few", 2, 4 * 3)
 
 
-def test_a_users_data_are_not_enough_for_each_weak_training(cores):
+@pytest.mark.parametrize(
+    "data", [{"task": "file", "kwargs": {"inputs": "x.npy", "targets": "y.npy"}}, {"task": "dataset"}]
+)
+def test_a_users_data_are_not_enough_for_each_weak_training(data, cores):
     cores(16)
-    raw = small()
-    kwargs = {"inputs": "x.npy", "targets": "y.npy"}
-    raw["data"] = {"task": "file", "num_samples": 512, "kwargs": kwargs}
+    raw = {**small(), "data": {**data, "num_samples": 512}, "model": {"name": "mine:make"}}
     found, notes = measure.plan(parse_params(raw), (8, 16), ())
     assert [one.name for one in found] == ["strong-8", "strong-16", "weak-8"]
     assert notes == ["weak scaling on 16 devices was left out: its batch has 1024 samples, more than data"]
@@ -283,6 +284,12 @@ def test_what_is_sent_is_what_was_traced(tmp_path):
     assert measure.gradients_of(traced) == Step(devices=1, rows=0, bytes=16, messages=2)
 
 
+def test_a_curve_is_made_of_one_training(tmp_path):
+    """All that is left on two devices, where a user's data are too few for weak scaling."""
+    found = curve([run_of(tmp_path, "strong", 2)])
+    assert {(one.scaling, one.devices) for one in found.measured} == {("strong", 1), ("weak", 1), ("strong", 2)}
+
+
 def test_weak_scaling_is_known_where_one_device_has_no_room_for_the_whole_batch(tmp_path):
     training, run = run_of(tmp_path, "weak", 2)
     chunks = {name: of for name, of in run.record.measurement.chunk_seconds.items() if name != "single"}
@@ -335,6 +342,10 @@ def test_every_projection_is_called_one(tmp_path):
         assert looks[f"{name}, projection"] == "--"
     measured = [container.get_label() for container in axes.containers]
     assert measured == ["strong, measured", "weak, measured"]
+    for name, container in zip(("strong", "weak"), axes.containers, strict=True):
+        (bars,) = (lines.get_segments() for lines in container.lines[2])
+        gains = [one.speedup for one in found.measured if one.scaling == name]
+        assert [tuple(bar[:, 1]) for bar in bars] == [pytest.approx((one.low, one.high)) for one in gains]
     assert "over 1Gb/s,1us" in axes.get_title(loc="left")
 
 
