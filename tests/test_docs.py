@@ -13,8 +13,8 @@ from conftest import ROOT
 from samebits.errors import RefusedError
 from samebits.models import MODELS
 from samebits.numerics.exact.operations import EXACT
-from samebits.remarks import LABELS
 from samebits.results import table
+from samebits.results.remarks import LABELS
 from samples import comparison, run_files, run_record
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -289,10 +289,10 @@ def test_a_stage_and_a_key(tree):
 
 
 def test_a_label(tree):
-    line = "class OneMachine(LabelOf):\n"
+    line = "class AnyOrder(LabelOf):\n"
     tree.change("src/samebits/remarks.py", line, LABEL + line)
     assert len(tree.touched) < MOST["label"]
-    script = "from samebits.remarks import LABELS, Toy\nfrom samebits.results.remarks import in_words\n"
+    script = "from samebits.remarks import Toy\nfrom samebits.results.remarks import LABELS, in_words\n"
     printed = tree.run("-c", f"{script}print(in_words(Toy(count=3)), LABELS['toy'])")
     assert printed == "kind='toy' text='3 times' It was there.\n"
 

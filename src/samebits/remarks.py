@@ -94,74 +94,6 @@ class AnyOrder(LabelOf):
     kind: Literal["any_order"] = "any_order"
 
 
-# -- labels that only a comparison can give ---------------------------------------------------------------------
-
-
-class Noisy(LabelOf):
-    """The times of a run are uncertain."""
-
-    MEANS: ClassVar[str] = (
-        "Repeats differed by more than 15%, or the speed-up could not be told within 5%, often because something else "
-        "used the host. Seconds are uncertain; paired speed-ups are less so, as their interval shows."
-    )
-    SAYS: ClassVar[str] = "{why}"
-    kind: Literal["noisy"] = "noisy"
-    why: str
-
-
-class Disturbed(LabelOf):
-    """Something kept a device from its pace."""
-
-    MEANS: ClassVar[str] = "A device was slowed down, or others used it too. Its figures may be too low."
-    kind: Literal["disturbed"] = "disturbed"
-    why: tuple[str, ...]
-
-    def sentence(self) -> str:
-        return "; ".join(self.why)
-
-
-class NotRepeatable(LabelOf):
-    """A repeat on the same host gave another loss at ``step``."""
-
-    MEANS: ClassVar[str] = "Training again here gave other losses: an operation of the model is not deterministic."
-    SAYS: ClassVar[str] = "a repeat on this host gave another loss at step {step}"
-    kind: Literal["not_repeatable"] = "not_repeatable"
-    step: int
-
-
-class DifferentStart(LabelOf):
-    """The first weights are not those of the run ``reference``."""
-
-    MEANS: ClassVar[str] = "It began from other weights than the run it is compared with, so it is another training."
-    SAYS: ClassVar[str] = "its first weights are not those of {reference}: the factory draws without a seed"
-    kind: Literal["different_start"] = "different_start"
-    reference: str
-
-
-class DifferentHosts(LabelOf):
-    """A machine differs from the ``first`` one in facts that times depend on."""
-
-    MEANS: ClassVar[str] = "The slowest machine sets the pace of all; a figure holds for this mixture alone."
-    kind: Literal["different_hosts"] = "different_hosts"
-    node: str
-    first: str
-    unlike: tuple[str, ...]
-
-    def sentence(self) -> str:
-        return f"{self.node} is not like {self.first}: other {few(self.unlike)}"
-
-
-class OneMachine(LabelOf):
-    """Several nodes are one machine."""
-
-    MEANS: ClassVar[str] = "More machines of this kind would not share cores and memory."
-    kind: Literal["one_machine"] = "one_machine"
-    nodes: tuple[str, ...]
-
-    def sentence(self) -> str:
-        return f"{few(self.nodes)} run on one kernel, and share its cores and its memory"
-
-
 # -- notes ------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +148,22 @@ class BatchLoss(Remark):
     part: Literal["device", "micro-batch", "shard"]
     samples: int
     batch: int
+
+
+class MixedSamples(Remark):
+    """Forward mixes the samples that it gets, beside BatchNorm.
+
+    ``difference`` is how much losses change when half of the samples are left out, relative to the largest.
+    """
+
+    HINT: ClassVar[str] = "compute each sample by itself"
+    SAYS: ClassVar[str] = (
+        "the model mixes the samples of a batch, of which each {part} gets a part of its own: beside fewer samples, "
+        "the losses of the same ones differ by {difference:.2g} before training"
+    )
+    kind: Literal["mixed_samples"] = "mixed_samples"
+    part: Literal["device", "shard"]
+    difference: float
 
 
 class IdleParameters(Remark):
@@ -329,7 +277,7 @@ class Missing(Remark):
         return MISSING[self.kind]
 
 
-ModelNote = BatchNorm | BatchLoss | IdleParameters
+ModelNote = BatchNorm | BatchLoss | MixedSamples | IdleParameters
 """A note on the model, from a training's first step."""
 
 Label = Annotated[Fallback | Oversubscribed | OneDevice | UnusedDevices | AnyOrder, Field(discriminator="kind")]
@@ -340,10 +288,3 @@ Note = Annotated[FewerDevices | ModelNote | Resumed | Ring | Prolonged | Unrepea
 
 Reason = Annotated[Fallback | Oversubscribed | OneDevice | Missing, Field(discriminator="kind")]
 """Why a figure is missing: a label that explains it, or just the reason."""
-
-
-LABELS = {str(label.model_fields["kind"].default): label.MEANS for label in LabelOf.__subclasses__()}
-"""The meaning of each label for a reader, by its kind."""
-_NOTES = (note.model_fields["kind"].default for note in Remark.__subclasses__() if note not in (LabelOf, Missing))
-KINDS = (*LABELS, *map(str, _NOTES), *MISSING)
-"""The kinds of all remarks."""

@@ -137,7 +137,16 @@ def test_a_training_on_a_cpu_is_replayed_unless_its_shards_run_one_by_one(data_d
         assert train_from_start(trainable).losses == train_from_start(plain).losses
         assert weights_of(trainable) == weights_of(plain)
         assert (trainable._unwrapped.replays._passes is not None) == replayed
-        assert trainable.numerics.arithmetic().not_replayed is None
+        told = trainable.numerics.arithmetic().not_replayed
+        assert told == (None if replayed else "shards run one by one: a test says so")
+
+
+def test_a_training_without_replays_says_so(data_dir):
+    numerics = make_trainable(data_dir, "exact", grad_accum_steps=2).trainable.numerics
+    assert "only whole batches on a CPU are" in numerics.arithmetic().not_replayed
+    trainable = make_trainable(data_dir, "exact").trainable
+    trainable.numerics.apart = None
+    assert trainable.numerics.arithmetic().not_replayed == "the training ended before"
 
 
 def test_passes_of_one_micro_batch_without_communication_are_recorded():

@@ -292,15 +292,17 @@ def test_what_a_reader_must_know_is_said(changes, remark, compared):
 def test_how_exact_computed_is_a_note_where_it_took_longer():
     def said(**changes):
         arithmetic = {"steps_made_again": 0, "below_window": 0.0, "compiled_kernels": True, **changes}
-        return [note.sentence() for note in all_notes(run_record("single", "exact", arithmetic=arithmetic))]
+        return [note.sentence() for note in all_notes(one(arithmetic))]
+
+    def one(arithmetic):
+        return Run(Path(), run_record("single", "exact", arithmetic=arithmetic), timing(), (2.0,))
 
     assert said() == []
     assert said(shards_apart="model.body (Body): it asks for a number")[0].endswith(
         "which takes longer than one pass: model.body (Body): it asks for a number"
     )
     assert said(compiled_kernels=False)[0].startswith("exact ran without compiled kernels")
-    older = run_record("single", "exact", arithmetic={"steps_made_again": 0, "below_window": 0.0})
-    assert all_notes(older) == []
+    assert all_notes(one({"steps_made_again": 0, "below_window": 0.0})) == []  # an older one
 
 
 def test_a_fallback_is_never_a_speed_up(compared):

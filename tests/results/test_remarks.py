@@ -12,8 +12,6 @@ from samebits.params import parse_params
 from samebits.records.run import read_run
 from samebits.records.statistics import NARROW
 from samebits.remarks import (
-    KINDS,
-    LABELS,
     BatchNorm,
     Fallback,
     IdleParameters,
@@ -26,7 +24,7 @@ from samebits.remarks import (
     Resumed,
     Unrepeated,
 )
-from samebits.results.remarks import SpokenRemark, in_words, spoken
+from samebits.results.remarks import KINDS, LABELS, SpokenRemark, in_words, spoken
 from samebits.strategies.placement import Devices
 from samebits.training.placement import place
 from samples import placed, run_files, run_record

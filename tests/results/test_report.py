@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from page_states import STATES
 from samebits.hashes import sha256
 from samebits.records.provenance import GitState
-from samebits.remarks import LABELS
 from samebits.results.answers import headline, how_much_faster
+from samebits.results.page.charts import charts_of
 from samebits.results.page.render import parts_table, render
 from samebits.results.page.write import write_report
 from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
-from samebits.results.remarks import SpokenRemark
+from samebits.results.remarks import LABELS, SpokenRemark
 from samebits.results.table import cells
 from samebits.results.text import COLOURS, row_remarks
 from samebits.strategies import StrategyName
@@ -212,6 +212,12 @@ def test_step_times_have_ticks_that_can_be_read(slowest, labels):
     low, high = axes.get_xlim()
     ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
     assert [label.get_text() for tick, label in ticks if low <= tick <= high] == labels
+
+
+def test_the_pages_step_times_reach_to_those_of_the_slowest_run():
+    slow = row("ddp", devices=2, step_ms_percentiles=[10.0 + percent for percent in range(101)])
+    for rows in ([row(), slow], [slow, row()]):
+        assert charts_of(rows)[-1].x.high == pytest.approx(1.05 * 109)  # of 99 in 100 steps
 
 
 def test_the_tables_of_the_plots(report):

@@ -110,9 +110,8 @@ class Arithmetic(Part):
     """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window.
 
     ``compiled_kernels`` says whether they answered in place of Python's functions, ``integer_products`` whether large
-    products were those of 8-bit integers, ``shards_apart`` why shards ran one by one, and
-    ``not_replayed`` why passes were not replayed, on a GPU as the CUDA graphs that ``train.cuda_graphs`` asks for; None
-    if they were, or were not to be. All change the speed alone.
+    products were those of 8-bit integers, ``shards_apart`` why shards ran one by one, and ``not_replayed`` why no pass
+    was replayed, on a GPU as a CUDA graph; None if one was, and in older records. All change the speed alone.
     """
 
     steps_made_again: int

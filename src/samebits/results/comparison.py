@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from samebits.errors import UserError, counted
+from samebits.errors import UserError
 from samebits.files import Part, Record, first_fault, read_json
 from samebits.here import stage_command
 from samebits.host import HostFacts
-from samebits.params import Params, flatten
+from samebits.params import Params
 from samebits.params.schema import NumericsName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
@@ -31,39 +31,27 @@ from samebits.records.run import (
     run_name,
 )
 from samebits.remarks import (
-    DifferentHosts,
-    DifferentStart,
-    Disturbed,
     Missing,
-    Noisy,
-    NotRepeatable,
-    OneMachine,
-    Remark,
 )
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.curves import Curve, curve
 from samebits.results.explanation.explain import Explanation, explain
+from samebits.results.labels import labels_of
 from samebits.results.remarks import SpokenRemark, all_notes, in_words, say_not_applied
-from samebits.results.usage import RowUsage, disturbances, row_usage
+from samebits.results.usage import RowUsage, row_usage
 from samebits.results.verdict import Verdict, compare_runs
 from samebits.strategies import BASELINE, StrategyName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from samebits.records.measurement import StopKind
-    from samebits.records.run import Node, Run, RunRecord
+    from samebits.records.run import Run, RunRecord
 
-NOISY_SPREAD = 0.15  # relative range of samples per second over repeats, above which a run is noisy
 EVALUATIONS = Path("reports/evaluation")
 REPORT = (
     "comparison.json", "comparison.md", "index.html", "plots", "curves", "step_times", "speedups.csv", "breakdown.csv"
 )  # fmt: skip
 """Files and folders of the report. Their folder may hold others."""
-
-
-_TIMED_BY = ("cpu.model", "cpu.instruction_sets", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
-"""Facts of a host that may change the speed of a training, or its bits in ``fast``."""
 
 
 class SliceSteps(Part):
@@ -169,7 +157,7 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
     at = () if folder == Path() else ("--folder", str(folder))
     evaluate, host_file, host_made_by = stage_command("evaluate", *at), folder / "host.json", stage_command("host", *at)
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
-    rows: list[Row] = []
+    found: list[tuple[Run, Evaluation, Run]] = []
     refused: list[RefusedRow] = []
     first: Run | None = None
     for numerics in train.numerics:
@@ -191,8 +179,11 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint=f"run `{evaluate}`")
             reference = reference or run
-            with figures_computed(run):
-                rows.append(_row(run, evaluation, reference))
+            found.append((run, evaluation, reference))
+    fast, rows = next((run for run, *_ in found if run.record.numerics == "fast"), None), []
+    for run, evaluation, reference in found:
+        with figures_computed(run):
+            rows.append(_row(run, evaluation, reference, fast))
     pipeline = folder / "dvc.yaml"
     return Comparison(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -221,7 +212,7 @@ def figures_computed(*runs: Run) -> Iterator[None]:
         raise UserError(f"{folders}: figures from which none can be computed: {wrong}", hint=AGAIN) from None
 
 
-def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
+def _row(run: Run, evaluation: Evaluation, reference: Run, fast: Run | None) -> Row:
     record, placement = run.record, run.record.placement
     timing = run.timing
     if record.strategy == BASELINE.name:
@@ -244,8 +235,8 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         data_sha256=record.data.sha256,
         speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
         price_unavailable=_why_no_price(run),
-        labels=tuple(map(in_words, (*placement.labels, *_labels(run, reference)))),
-        notes=tuple(map(in_words, all_notes(record))),
+        labels=tuple(map(in_words, (*placement.labels, *labels_of(run, reference, fast)))),
+        notes=tuple(map(in_words, all_notes(run))),
         not_applied=say_not_applied(record),
         curve=curve(run),
         step_ms_percentiles=tuple(np.percentile(record.measurement.step_ms, range(101)).tolist()),
@@ -261,52 +252,6 @@ def _why_no_price(run: Run) -> SpokenRemark | None:
     if record.params.train.repeats == 1:
         return in_words(Missing(kind="one_repeat"))
     return in_words(Missing(kind="one_pair" if record.measurement.chunk_seconds.get("fast") else "not_measured"))
-
-
-def _labels(run: Run, reference: Run) -> Iterator[Remark]:
-    """Labels that the training itself cannot know."""
-    if noise := _noise(run):
-        yield Noisy(why=noise)
-    if disturbed := disturbances(run.record):
-        yield Disturbed(why=tuple(disturbed))
-    if step := run.record.first_unrepeated_step:
-        yield NotRepeatable(step=step)
-    if run.record.initial_sha256 != reference.record.initial_sha256:
-        yield DifferentStart(reference=reference.name)
-    yield from _labels_of_nodes(run.record.nodes)
-
-
-_NO_MORE: dict[StopKind, str] = {
-    "limit": "train.prolong_s allows no more",
-    "off": "train.prolong_s is 0",
-    "most": "there are never more",
-}
-
-
-def _noise(run: Run) -> str:
-    """How uncertain the times of a run are; empty if they are not."""
-    texts, speeds, repeats = [], run.timing.samples_per_sec_spread, run.record.measurement.repeats
-    if speeds.high > speeds.low * (1 + NOISY_SPREAD):
-        texts.append(f"samples per second differed by {100 * (speeds.high / speeds.low - 1):.0f}% between repeats")
-    if repeats and repeats.half_width is not None and (why := _NO_MORE.get(repeats.stopped)):
-        times = counted(repeats.count, "repeat")
-        texts.append(f"after {times} the speed-up is known within {repeats.half_width:.1%} only, and {why}")
-    return "; ".join(texts)
-
-
-def _labels_of_nodes(nodes: Sequence[Node]) -> Iterator[Remark]:
-    """Labels of machines that differ, and of nodes that are one machine."""
-    for node in nodes[1:]:
-        facts, others = (flatten(one.host.model_dump(mode="json")) for one in (nodes[0], node))
-        unlike = [key for key in _TIMED_BY if facts.get(key) != others.get(key)]
-        if [gpu.name for gpu in nodes[0].host.gpus] != [gpu.name for gpu in node.host.gpus]:
-            unlike.append("gpus")
-        if unlike:
-            yield DifferentHosts(node=node.name, first=nodes[0].name, unlike=tuple(unlike))
-            break
-    machines = [node.machine for node in nodes]
-    if shared := tuple(node.name for node in nodes if machines.count(node.machine) > 1):
-        yield OneMachine(nodes=shared)
 
 
 def explanation_of(run: Run, named: str) -> Explanation:

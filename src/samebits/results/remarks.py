@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from samebits.files import Part
-from samebits.remarks import KINDS, NOT_APPLIED, Remark
+from samebits.remarks import MISSING, NOT_APPLIED, LabelOf, Missing, Remark
+from samebits.results import labels  # noqa: F401 - whose classes are labels too
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from samebits.records.run import RunRecord
+    from samebits.records.run import Run, RunRecord
 
 T = TypeVar("T")
 
@@ -43,10 +45,29 @@ class NoKernels(Remark):
     kind: Literal["no_kernels"] = "no_kernels"
 
 
+class LargeLoss(Remark):
+    """The first loss is much larger than that of equal odds for all classes."""
+
+    SAYS: ClassVar[str] = (
+        "its first loss is {loss:.4g}, where equal odds for {classes} classes cost {even:.3g}: the inputs or the first "
+        "weights are too large; give each column of the inputs a mean of 0 and a deviation of 1"
+    )
+    kind: Literal["large_loss"] = "large_loss"
+    loss: float
+    classes: int
+    even: float
+
+
+LABELS = {str(label.model_fields["kind"].default): label.MEANS for label in LabelOf.__subclasses__()}
+"""The meaning of each label for a reader, by its kind."""
+_NOTES = (note.model_fields["kind"].default for note in Remark.__subclasses__() if note not in (LabelOf, Missing))
+KINDS = (*LABELS, *map(str, _NOTES), *MISSING)
+"""The kinds of all remarks."""
+
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[(*KINDS, *(note.model_fields["kind"].default for note in (ShardsApart, NotReplayed, NoKernels)))]
+    Kind = Literal[KINDS]
 
 
 class SpokenRemark(Part):
@@ -74,8 +95,13 @@ def in_words(remark: Remark) -> SpokenRemark:
     return SpokenRemark(kind=getattr(remark, "kind"), text=remark.sentence())  # noqa: B009 - each kind has its own type
 
 
-def all_notes(record: RunRecord) -> list[Remark]:
+_LARGE = 10.0
+"""Times the loss of equal odds, above which a first loss is large."""
+
+
+def all_notes(run: Run) -> list[Remark]:
     """The notes on a training, and those that follow from its figures."""
+    record, card, loss = run.record, run.record.data, run.losses[0]
     notes: list[Remark] = [*record.notes]
     if exact := record.arithmetic:
         if exact.shards_apart:
@@ -86,6 +112,9 @@ def all_notes(record: RunRecord) -> list[Remark]:
         told = "compiled_kernels" in exact.model_fields_set  # older records do not say
         if told and not exact.compiled_kernels:
             notes.append(NoKernels())
+    classes = card.num_classes or 1
+    if card.loss == "cross_entropy" and loss > _LARGE * (even := math.log(classes)) > 0:
+        notes.append(LargeLoss(loss=loss, classes=classes, even=even))
     return notes
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from samebits.errors import counted
-from samebits.remarks import LABELS
 from samebits.results.figures import (
     NO_DIFFERENCE,
     is_open,
@@ -17,7 +16,7 @@ from samebits.results.figures import (
     undecided,
     wall_seconds,
 )
-from samebits.results.remarks import all_notes, names_by, say_not_applied, say_refused, spoken
+from samebits.results.remarks import LABELS, all_notes, names_by, say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict_text import say_apart, sentences
 from samebits.results.waterfall import why_untold
@@ -83,7 +82,7 @@ def notes_of(run: Run) -> list[str]:
     """Labels of a training, its notes, and its settings that were not applied."""
     record = run.record
     lines = [f"{spoken(label.kind)}: {label.sentence()}" for label in record.placement.labels]
-    lines += [f"note: {note.sentence()}" for note in all_notes(record)]
+    lines += [f"note: {note.sentence()}" for note in all_notes(run)]
     return lines + [f"note: {key} was not applied: {why}" for key, why in say_not_applied(record).items()]
 
 

@@ -309,6 +309,10 @@ def _not_comparable(
 
 
 _DRAWS = "random draws in forward"
+_SPLIT = {
+    "batch_loss": "a loss over the samples of a batch",
+    "mixed_samples": "a forward that mixes the samples of a batch",
+}
 
 
 def _apart(a: RunRecord, b: RunRecord) -> list[str]:
@@ -322,8 +326,8 @@ def _apart(a: RunRecord, b: RunRecord) -> list[str]:
         parts.append(f"{_DRAWS} ({few(sorted(drawing), 1)}), other ones on each device")
     if norms:
         parts.append(f"BatchNorm ({few(sorted(norms), 1)}), which normalises by each device's own part of a batch")
-    if any(note.kind == "batch_loss" for record in (a, b) for note in record.notes):
-        parts.append("a loss over the samples of a batch, of which each device has a part of its own")
+    kinds = {note.kind for record in (a, b) for note in record.notes}
+    parts += [f"{what}, of which each device has a part of its own" for kind, what in _SPLIT.items() if kind in kinds]
     return parts
 
 

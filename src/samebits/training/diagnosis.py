@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.errors import (
     CollectiveError,
@@ -29,6 +28,7 @@ from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.remarks import BatchNorm, IdleParameters
 from samebits.strategies import STRATEGIES
+from samebits.training.mixing import batch_norms_of, by_shard, mixed_samples
 from samebits.training.models.attributes import state, written
 
 if TYPE_CHECKING:
@@ -93,11 +93,13 @@ def trial_step(
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
         raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
     notes: list[ModelNote] = []
-    by_shard, over_batch = (numerics.batch_norm == which for which in ("shard", "global"))
-    parts = placement.devices_used > 1 or by_shard
+    shards, over_batch = (numerics.batch_norm == which for which in ("shard", "global"))
+    parts = placement.devices_used > 1 or shards
     if parts and not over_batch and not synced and batch_norms_of(model):
         note = BatchNorm(devices=placement.devices_used, strategy=placement.strategy)
-        notes.append(_by_shard(note, model, numerics, batch) if by_shard else note)
+        notes.append(by_shard(note, model, numerics, batch) if shards else note)
+    if parts or over_batch:
+        notes += mixed_samples(model, numerics, batch)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         if ranks:
@@ -169,31 +171,6 @@ def where_not_finite(
     if elsewhere:
         return CollectiveError("another rank has met infinity or NaN", hint="see what it says")
     return error
-
-
-def _by_shard(note: BatchNorm, model: nn.Module, numerics: Numerics, batch: MicroBatch) -> BatchNorm:
-    """The note with the samples of a shard, and how much two of them differ from both as one, without dropout."""
-    samples = batch.rows // len(batch.shards)
-    two = batch.head(2 * samples)
-    if len(two.shards) < 2:
-        return note.model_copy(update={"samples": samples})
-    module = numerics.module(model)
-    for one in model.modules():
-        one.training = one.training and isinstance(one, _BatchNorm)  # a frozen layer stays frozen
-
-    def loss(part: MicroBatch) -> float:
-        return float(numerics.losses(numerics.forward(module, part), part.targets).double().mean())
-
-    with torch.no_grad():
-        apart, whole = loss(two), loss(two._replace(shards=range(1)))
-    model.train()
-    return note.model_copy(update={"samples": samples, "difference": abs(apart / whole - 1) if whole else None})
-
-
-def batch_norms_of(model: nn.Module) -> tuple[str, ...]:
-    """Modules that normalise by the part of a batch on their device, each as its class and its path."""
-    named = model.named_modules()
-    return tuple(f"{type(module).__name__} in model.{path}" for path, module in named if isinstance(module, _BatchNorm))
 
 
 class _Known(NamedTuple):

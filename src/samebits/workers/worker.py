@@ -25,10 +25,10 @@ from samebits.records.statistics import spread
 from samebits.remarks import Resumed
 from samebits.strategies import STRATEGIES
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer, StopRequest, identity
-from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import train, warm_up
 from samebits.training.memory import measure_memory
 from samebits.training.meters import peak_gib, reset_peak
+from samebits.training.mixing import batch_norms_of
 from samebits.training.placement import not_applied
 from samebits.training.setup import Setup
 from samebits.training.weights import save_weights, weights_digest

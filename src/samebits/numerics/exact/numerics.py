@@ -27,7 +27,7 @@ from samebits.numerics.exact.module import ExactModule, Part
 from samebits.numerics.exact.optimizers import ExactOptimizer, optimizer_of
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.recorders import CudaGraphs
-from samebits.numerics.exact.replays import Replays
+from samebits.numerics.exact.replays import Replays, why_not_replayed
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.together import UNTRIED, why_apart, why_apart_at_first
@@ -340,7 +340,7 @@ class ExactNumerics(Numerics):
             compiled_kernels=library.chosen(self._device.type) is not None,
             integer_products=integer_products.are_used(self._device),
             shards_apart=self.apart,
-            not_replayed=self._replays.why_not if self._replays else None,
+            not_replayed=why_not_replayed(self._replays, self.apart),
         )
 
     def reset(self, optimizer: ExactOptimizer) -> None:

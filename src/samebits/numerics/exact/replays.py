@@ -46,6 +46,8 @@ class Replays:
     """
 
     why_not: str | None = None
+    is_used = False
+    """Whether a pass was replayed."""
 
     def __init__(self, numerics: ExactNumerics, recorder: Callable[[], Recorder], *, asked: bool) -> None:
         self._numerics, self._recorder, self._asked = numerics, recorder, asked
@@ -69,7 +71,7 @@ class Replays:
                 module.require_kept(module.model.training, drawn=False)
                 self._check(passes, module, run, given, step)
                 outputs = passes(given, step)
-                self._numerics.is_replayed = True
+                self._numerics.is_replayed = self.is_used = True
                 return outputs
         except StoppedError as error:
             self._stops += 1
@@ -137,6 +139,15 @@ class Replays:
             self.why_not = f"the model cannot be captured: {first_line(str(error))}"
             plain.forget()  # what may have no values
             raise StoppedError(self.why_not) from error
+
+
+def why_not_replayed(replays: Replays | None, apart: str | None) -> str | None:
+    """Why no pass was replayed, whose shards ran ``apart`` for a reason; None if one was."""
+    if replays is None:
+        return "only whole batches on a CPU are, without exact.batch_norm: global; and on a GPU with train.cuda_graphs"
+    if replays.is_used or replays.why_not:
+        return replays.why_not
+    return f"shards run one by one: {apart}" if apart else "the training ended before"
 
 
 def _bits_of(made: Made) -> list[bytes | memoryview | None]:

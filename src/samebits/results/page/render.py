@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.errors import counted
 from samebits.here import repro_command
-from samebits.remarks import LABELS
 from samebits.results.answers import (
     LEAST_TOLD,
     Help,
@@ -33,7 +32,7 @@ from samebits.results.figures import fine_percent, milliseconds, share
 from samebits.results.page.charts import charts_of, squares
 from samebits.results.page.falls import falls
 from samebits.results.plots import LEAST_SHOWN
-from samebits.results.remarks import say_refused, spoken
+from samebits.results.remarks import LABELS, say_refused, spoken
 from samebits.results.sameness import is_it_the_same
 from samebits.results.since import since
 from samebits.results.table import COLUMNS, cells, columns_of, short_devices
