@@ -179,7 +179,7 @@ class Slow(Handler):
 
     def do_GET(self):
         if self.path.endswith("path=1"):
-            listed = [{"path": name, "is_dir": False, "file_size": self.server.size} for name in FILES]
+            listed = [{"path": name, "is_dir": False, "file_size": self.server.sizes.get(name, 10)} for name in FILES]
             return self.answer(json.dumps({"files": listed}).encode(), **JSON)
         if "runs/get" in self.path:
             info = {"run_id": RUN, "run_uuid": RUN, "experiment_id": "1", "user_id": "", "status": "FINISHED",
@@ -197,21 +197,23 @@ class Slow(Handler):
 
 @pytest.fixture
 def slow(repository, monkeypatch):
-    with until_the_end(Slow, monkeypatch, size=10, sends="bytes", reached=threading.Event()) as server:
+    with until_the_end(Slow, monkeypatch, sizes={}, sends="bytes", reached=threading.Event()) as server:
         yield server
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    ("name", "size", "message"),
     [
-        (10**14, "lists model.safetensors with 100000000000000 bytes, and at most"),
-        (-1, "lists model.safetensors with -1 bytes"),
+        ("model.safetensors", 10**14, "100000000000000 bytes, and at most"),
+        ("model.safetensors", -1, "-1 bytes"),
+        ("run.json", 2**26 + 1, "67108865 bytes, and at most 67108864 are fetched"),
+        ("losses.csv", 2**26 + 1, "67108865 bytes, and at most 67108864 are fetched"),
     ],
 )
 @pytest.mark.attack("a malicious server")
-def test_sizes_that_no_run_has_are_refused(size, message, slow, tmp_path):
-    slow.size = size
-    with pytest.raises(HostError, match=message):
+def test_sizes_that_no_run_has_are_refused(name, size, message, slow, tmp_path):
+    slow.sizes[name] = size
+    with pytest.raises(HostError, match=f"lists {name} with {message}"):
         find_run_files(RUN, tmp_path)
 
 

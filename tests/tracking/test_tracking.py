@@ -65,7 +65,7 @@ from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
 from samebits.tracking.settings import settings_changed, values_of
 from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samebits.tracking.ui import link
-from samples import card, comparison, explanation, host, ratio, row, run_files, run_record
+from samples import card, comparison, explanation, host, placed, ratio, row, run_files, run_record
 from standins import Handler, commit_all, git, raising, serving
 
 
@@ -608,6 +608,7 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert [chart["type"] for chart in view["compareRunCharts"]] == [
             "BAR", "BAR", "SCATTER", "IMAGE", "DIFFERENCE", "LINE", "LINE",
         ]  # fmt: skip
+        assert view["compareRunCharts"][4]["showChangeFromBaseline"]  # as its name says
         assert child.data.tags["speed"] == "1.50× (1.40–1.60)"
         assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
@@ -1066,6 +1067,21 @@ def test_no_secret_is_shown_if_a_server_is_away_or_refuses(status, stage, data_d
         assert files_with(hidden, stage.folder) == []
 
 
+@pytest.mark.parametrize(
+    ("count", "problems", "said", "told"),
+    [
+        (0, {}, "nothing is left to deliver\n", ""),
+        (1, {}, "1 log delivered\n", ""),
+        (2, {"a.jsonl": "no such thing"}, "2 logs delivered\n", "a.jsonl: no such thing\n"),
+        (0, {"a.jsonl": "no such thing"}, "", "a.jsonl: no such thing\n"),
+    ],
+)
+def test_a_delivery_by_hand_says_how_many_logs_it_has_delivered(count, problems, said, told, repository, monkeypatch):
+    monkeypatch.setattr(delivery, "sync", lambda: (count, problems))
+    done = CliRunner().invoke(main, ["track", "sync"])
+    assert (done.stdout, done.stderr.startswith(told), bool(done.exit_code)) == (said, True, bool(problems))
+
+
 def test_logs_of_other_users_are_not_called_delivered(repository, monkeypatch):
     (repository / "params.yaml").touch()
     LOGS.mkdir(parents=True)
@@ -1271,9 +1287,12 @@ def test_what_a_patch_changes_is_shown(files, attributes, lines, patched, tmp_pa
     assert len(shown) < 20 or lines[0] == "-line 2999"
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["git", "a script that calls git"])
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_small_patch_does_not_fill_the_disk(patched, tmp_path, monkeypatch):
+def test_a_small_patch_does_not_fill_the_disk(wrapped, patched, program, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "_PATCHED_BYTES", 2**22)
+    if wrapped:  # whose exit code tells of the signal that ends git
+        program("git", f'{shutil.which("git")} "$@"; exit $?')
     made = patched({"ones.npy": npy(np.zeros(2**20, dtype="u1")), "more.npy": npy(np.zeros(2**22, dtype="u1"))})
     message = r"the patch writes a file of more than 2 MiB\. hint: whoever made the run has to commit it"
     with pytest.raises(UserError, match=message), reproduce.worktree(made, tmp_path):
@@ -1614,17 +1633,27 @@ def test_a_reproduction_has_the_commit_of_the_original(repository):
     assert connect(tracking_uri()).get_run(again).data.tags["git_commit"] == "c0ffee"
 
 
-@pytest.mark.parametrize(("steps", "arguments"), [(2, ["--steps", 2]), (None, [])])
-def test_a_reproduction_makes_as_many_steps_as_the_original(steps, arguments, repository, monkeypatch):
-    record = run_record()
+@pytest.mark.parametrize(
+    ("strategy", "steps", "devices", "arguments"),
+    [
+        ("single", 2, None, ["--steps", 2]),
+        ("single", None, None, []),
+        ("ddp", None, None, ["--num-devices", 2]),
+        ("ddp", None, "3", ["--num-devices", "3"]),
+    ],
+)
+def test_a_reproduction_makes_as_many_steps_on_as_many_devices_as_the_original(
+    strategy, steps, devices, arguments, repository, monkeypatch
+):
+    record = run_record(strategy, placement=placed(strategy, gpus=0, cores=2)[0])
     count = steps or record.params.total_steps
     measurement = record.measurement.model_copy(update={"step_ms": (1.0,) * count})
     record = record.model_copy(update={"measurement": measurement})
-    made = recorded(repository / "runs/single-fast", record=record, losses=(1.0,) * count)
+    made = recorded(repository / f"runs/{record.name}", record=record, losses=(1.0,) * count)
     stages = []
     monkeypatch.setattr(reproduce, "run_stage", lambda tree, *command, variables: stages.append(command))
     monkeypatch.setattr(reproduce, "read_card", lambda file: record.data)
-    reproduce.train_again(made, repository, num_devices=None)
+    reproduce.train_again(made, repository, num_devices=devices)
     assert list(stages[-1][stages[-1].index("--out-dir") + 2 :]) == arguments
 
 
@@ -1706,7 +1735,7 @@ def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatc
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (tmp_path / "mlflow.db").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".samebits"]  # what is unfinished lies in there
     tmp_path.chmod(0o2775)
     client = connect(tracking_uri())
     assert stat.S_IMODE((tmp_path / "mlflow.db").stat().st_mode) == 0o664  # the group's, as its folder

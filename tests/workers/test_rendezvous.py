@@ -307,9 +307,12 @@ def test_a_node_that_is_at_work_is_waited_for(pair, monkeypatch):
     first, second = pair
     join(first, second)
     first._deadline = 0.0
-    with second.busy():
-        wait_for(second._beat)
-    assert shared(first, second) == (["a", "b"], ["a", "b"])
+    with ThreadPoolExecutor(1) as pool:
+        with second.busy():
+            wait_for(second._beat)
+            told = pool.submit(first.share, "facts", "a")
+            wait_for(lambda: first._heard)
+        assert (second.share("facts", "b"), told.result()) == (["a", "b"], ["a", "b"])
     first._deadline = 0.0
     with pytest.raises(HostError, match="node 1 of 2 did not come"):
         first.share("more", "a")

@@ -8,6 +8,7 @@ import pytest
 
 from conftest import small
 from patience import patient
+from samebits.records.run import read_run
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def test_a_training_over_two_launchers_has_the_bits_of_one_process(stage, launch
     assert second[1] == ""
     for name in ("model.safetensors", "losses.csv"):
         assert (stage.folder / "out" / name).read_bytes() == (stage.folder / "alone" / name).read_bytes()
+    assert [len(read_run(stage.folder / out).record.nodes) for out in ("out", "alone")] == [2, 0]
 
 
 MAKE_DATA = """
