@@ -239,6 +239,7 @@ def test_a_training_on_own_data(folder, stage):
     for command in ("host", "prepare", "train --strategy single --no-tracking", "evaluate", "compare --no-tracking"):
         done = stage(*command.split())
         assert done.returncode == 0, done.stderr
+        assert command != "prepare" or done.stdout == "file: 30 + 20 samples, 4 classes\n"
     assert set(json.loads((folder / "files.json").read_text())) == {"inputs", "targets", "samebits"}
     row = json.loads((folder / "reports/comparison.json").read_text())["rows"][0]
     assert (row["floor"], row["above_floor"]) == (None, None)

@@ -207,6 +207,7 @@ class Asks(nn.Module):
     ("what", "why"),
     [
         (lambda x: x * float(x.sum() > 0), "it asks for a number of its data, as .item() does"),
+        (lambda x: x * (x.sum() > 0).tolist(), "it asks for a number of its data, as .item() does"),
         (lambda x: x if x.sum() > 0 else -x, "an `if` depends on its data"),
         (lambda x: x + x[x > 0].mean(), "a shape depends on its data"),
         (lambda x: x + x.masked_select(x > 0).mean(), "a shape depends on its data"),

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from samebits.errors import UserError
 from samebits.records.run import Rounding, Run, TwinLoss
-from samebits.remarks import BatchLoss
+from samebits.remarks import BatchLoss, MixedSamples
 from samebits.results.verdict import (
     FIRST_STEPS,
     Tolerance,
@@ -151,6 +151,7 @@ def test_two_runs_with_what_differs_between_them(tmp_path):
         ({}, "diverged", "diverged"),
         ({"batch_norms": ("BatchNorm1d in model.1",)}, "not comparable", None),
         ({"notes": (BatchLoss(part="device", samples=4, batch=8),)}, "not comparable", None),
+        ({"notes": (MixedSamples(part="device", difference=0.1),)}, "not comparable", None),
     ],
 )
 def test_the_same_draws_judge_runs_that_only_draws_can_set_apart(beside, grade, judged, tmp_path):

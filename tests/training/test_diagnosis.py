@@ -1,14 +1,16 @@
 """PyTorch's own words for the classic mistakes, as PyTorch raises them, and what becomes of them."""
 
+import math
 import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from conftest import small
-from samebits.errors import CollectiveError, HostError, UserError, WorkerError
+from samebits.errors import CollectiveError, HostError, NotFiniteError, UserError, WorkerError
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
@@ -68,6 +70,7 @@ MESSAGES = [
      UserError, "the model's backward pass failed: one of"),
     (RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"), UserError, "backward"),
     (RuntimeError("Failed to find C compiler. Please specify via CC environment variable"), HostError, "a compiler"),
+    (IndexError("Target 7 is out of bounds."), UserError, "a target is the class 7, for which the model has no output"),
     (ZeroDivisionError("division by zero"), WorkerError, "ZeroDivisionError: division by zero"),
     (UserError("own words", hint="h"), UserError, "own words"),
 ]  # fmt: skip
@@ -255,3 +258,14 @@ def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", argv)
         assert hint in str(diagnosis.explain(caught.value, placement=DDP, model=None))
+
+
+def test_samples_that_are_not_finite_are_named_before_what_comes_of_them():
+    inputs = {"x": torch.zeros(4, 2, 2), "mask": torch.ones(4, 2, dtype=torch.bool)}
+    inputs["x"][1, 0, 1], targets = math.nan, torch.zeros(4)
+    targets[3] = -math.inf
+    batches = [MicroBatch({"x": torch.zeros(4, 2)}, torch.zeros(4), 6), MicroBatch(inputs, targets, 6, start=8)]
+    numerics = SimpleNamespace(not_finite=lambda module, batch: [])
+    found = diagnosis.where_not_finite(NotFiniteError("x", hint=""), numerics, nn.Linear(1, 1), batches, lambda x: x)
+    assert str(found).startswith("sample 10, 12 of the batch of step 7: infinity or NaN. hint: correct")
+    assert isinstance(found, UserError)

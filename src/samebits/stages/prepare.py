@@ -25,5 +25,9 @@ from samebits.stages.interface import StageSpec, path_option, stage
 @path_option("--out-dir", default="data", told="Folder to write.")
 def main(params: Params, out_dir: str) -> None:
     card = prepare(params, Path(out_dir))
-    floor = "" if card.floor is None else f", floor {card.floor:.6f}"
-    click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples{floor}")
+    told = f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples"
+    if card.floor is not None:
+        told += f", floor {card.floor:.6f}"
+    elif card.loss != "own":  # what the targets were taken for
+        told += f", {card.num_classes} classes" if card.num_classes else ", values"
+    click.echo(told)

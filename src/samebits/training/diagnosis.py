@@ -24,6 +24,7 @@ from samebits.errors import (
 )
 from samebits.here import of_kit, stage_command, this_stage
 from samebits.host.software import OTHER_BUILD
+from samebits.models.nested import leaves_of
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.remarks import BatchNorm, IdleParameters
@@ -148,8 +149,8 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
 def hint_for_nan(*, first: bool) -> str:
     """The hint for a loss that is not finite; at the ``first`` step no learning rate has been applied yet."""
     if first:
-        return "look for a division by zero, or a root or logarithm of zero, in forward"
-    return "lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up"
+        return "look for a division by zero, or a root or logarithm of zero, in forward, or for NaN in a sample"
+    return "lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up; or look for NaN in a sample"
 
 
 def where_not_finite(
@@ -159,18 +160,39 @@ def where_not_finite(
     micro_batches: Iterable[MicroBatch],
     largest_of_all: Callable[[torch.Tensor], torch.Tensor],
 ) -> SamebitsError:
-    """The error, with the operations that made infinity or NaN on this rank; every rank must call it."""
-    found, first = next(((found, batch.step == 0) for batch in micro_batches
-                         if (found := numerics.not_finite(module, batch))), ([], False))  # fmt: skip
+    """The error, with the samples that have infinity or NaN on this rank, or the operations that made it.
+
+    Every rank must call it.
+    """
+    samples, found, step = list[str](), list[str](), 0
+    for batch in micro_batches:
+        samples, step = _not_finite_samples(batch), batch.step
+        found = samples or numerics.not_finite(module, batch)
+        if found:
+            break
     device = next(module.parameters()).device
     elsewhere = bool(largest_of_all(torch.tensor(len(found), device=device)))
+    if samples:
+        what = f"sample {few(samples)} of the batch of step {step + 1}: infinity or NaN"
+        return UserError(what, hint="correct the sample, or leave it out")
     if found:
         grows = "if these numbers grow from step to step, lower train.optimizer.lr or set train.clip_grad_norm"
         hint = "keep what it divides by, or takes the root or logarithm of, away from zero"
-        return UserError(f"{error.message}: {few(found)}", hint=hint if first else f"{hint}; {grows}")
+        return UserError(f"{error.message}: {few(found)}", hint=hint if step == 0 else f"{hint}; {grows}")
     if elsewhere:
         return CollectiveError("another rank has met infinity or NaN", hint="see what it says")
     return error
+
+
+def _not_finite_samples(batch: MicroBatch) -> list[str]:
+    """The numbers in the global batch, from 1, of samples whose inputs or targets have infinity or NaN."""
+    wrong = {
+        row
+        for _, x in leaves_of((batch.inputs, batch.targets))
+        if x.is_floating_point()
+        for row in (~x.flatten(1).isfinite().all(1) if x.dim() > 1 else ~x.isfinite()).nonzero().flatten().tolist()
+    }
+    return [str(batch.start + row + 1) for row in sorted(wrong)]
 
 
 class _Known(NamedTuple):
@@ -202,6 +224,12 @@ _KNOWN = (
         UserError,
         "the model looks up rows by numbers that are no integers: {line}",
         "save tokens as int16 or wider, since bytes are fed as float32; or .long() in forward",
+    ),
+    _Known(
+        r"Target (-?\d+) is out of bounds",
+        UserError,
+        "a target is the class {0[1]}, for which the model has no output",
+        "count classes from 0, and give the model an output for each",
     ),
     _Known(
         r"DataLoader worker \(pid",

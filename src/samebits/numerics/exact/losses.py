@@ -30,7 +30,8 @@ def _compiled_cross_entropies(library: Kernels, logits: Tensor, targets: Tensor)
         return None
     losses, slopes = logits.new_empty(logits.shape[0]), torch.empty_like(logits)
     if not library.answer("cross_entropy", logits, targets, losses, slopes, *logits.shape, threads()):
-        return None  # some targets are no classes, which PyTorch tells
+        wrong = targets[(targets < 0) | (targets >= logits.shape[1])]
+        raise IndexError(f"Target {wrong[0]} is out of bounds.")  # as PyTorch says it
     return losses, slopes
 
 

@@ -87,6 +87,7 @@ def run(
 _ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
 _WHY = {
     ".item()": _ASKS,
+    "Cannot access data pointer": _ASKS,  # of tolist() and numpy()
     "control flow": "an `if` depends on its data",
     "dynamic shape": _SHAPE,
     "masked_select": _SHAPE,
