@@ -47,10 +47,20 @@ class Section(BaseModel):
         """Name the accepted keys, which pydantic's own refusal does not."""
         for key in raw if isinstance(raw, dict) else ():
             if key not in cls.model_fields:
-                near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
+                near = difflib.get_close_matches(str(key), cls.model_fields, n=1) or _below(cls, key)
                 context = {"key": str(key), "accepts": ", ".join(cls.model_fields), "near": near}
                 raise PydanticCustomError("unknown_key", "Unknown key", context)
         return raw
+
+
+def _below(section: type[Section], key: object) -> list[str]:
+    """A key of that name in a subsection, with its path."""
+    parts = {name: field.annotation for name, field in section.model_fields.items()}
+    return [
+        f"{name}.{key}"
+        for name, part in parts.items()
+        if isinstance(part, type) and issubclass(part, Section) and key in part.model_fields
+    ][:1]
 
 
 class _Arguments(dict[str, Any]):

@@ -34,6 +34,7 @@ def test_objects_are_frozen_and_hashable() -> None:
 
 
 BAD = [
+    ({"train": {"lr": 0.1}}, "hint: did you mean optimizer.lr?"),
     ({"sed": 1}, "sed: unknown key, accepts seed, data, model, train, exact, tracking. hint: did you mean seed?"),
     ({"train": {"precison": "fp32"}}, "train.precison: unknown key, accepts strategies, numerics, num_devices, "),
     ({"train": {1: 2}}, "train.1: unknown key, accepts strategies, numerics, num_devices, "),
