@@ -186,9 +186,9 @@ def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> di
     assert isinstance(module, ExactModule)
     look, spent = ExactModule.require_kept, [0.0]
 
-    def timed(self: ExactModule, mode: bool) -> None:
+    def timed(self: ExactModule, mode: bool, **settings: bool) -> None:
         started = clock()
-        look(self, mode)
+        look(self, mode, **settings)
         spent[0] += clock() - started
 
     kept, tried, shares = [], [], []
