@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pydantic.fields import FieldInfo
+
 Effect = Literal[
     "exact",  # the bits of an exact training
     "fast",  # the bits of a fast one
@@ -55,12 +57,14 @@ class Section(BaseModel):
 
 def _below(section: type[Section], key: object) -> list[str]:
     """A key of that name in a subsection, with its path."""
-    parts = {name: field.annotation for name, field in section.model_fields.items()}
-    return [
-        f"{name}.{key}"
-        for name, part in parts.items()
-        if isinstance(part, type) and issubclass(part, Section) and key in part.model_fields
-    ][:1]
+    parts = ((name, _subsection(field)) for name, field in section.model_fields.items())
+    return [f"{name}.{key}" for name, part in parts if part and key in part.model_fields][:1]
+
+
+def _subsection(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds; None if it holds a value."""
+    held = field.annotation
+    return held if isinstance(held, type) and issubclass(held, Section) else None
 
 
 class _Arguments(dict[str, Any]):
@@ -104,8 +108,8 @@ def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, 
     """The dotted keys of a section with their effects. A subsection with effects of its own counts as one key."""
     for name, field in section.model_fields.items():
         said = next((one for one in field.metadata if isinstance(one, Affects)), None)
-        below = field.annotation
-        if said is None and isinstance(below, type) and issubclass(below, Section):
+        below = _subsection(field)
+        if said is None and below:
             yield from effects_of(below, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", said.effects if said else frozenset()

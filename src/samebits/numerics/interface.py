@@ -149,9 +149,9 @@ class Numerics(ABC):
 
     name: Literal["fast", "exact"]
     batch_norm: Literal["device", "shard", "global"] = "device"
+    """What BatchNorm normalises by: the samples on a device, those of a shard, or the whole batch."""
     apart: str | None = None
     """Why the shards of ``exact`` run one by one and not in one pass; None if they do."""
-    """What BatchNorm normalises by: the samples on a device, those of a shard, or the whole batch."""
     reduction: Literal["mean", "sum"]
     """How the gradients of several ranks are combined."""
     own_loss: OwnLoss | None = None

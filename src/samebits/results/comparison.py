@@ -30,9 +30,7 @@ from samebits.records.run import (
     require_made_with,
     run_name,
 )
-from samebits.remarks import (
-    Missing,
-)
+from samebits.remarks import Missing
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.curves import Curve, curve
 from samebits.results.explanation.explain import Explanation, explain

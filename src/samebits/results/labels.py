@@ -8,6 +8,7 @@ from samebits.errors import counted, few
 from samebits.params import flatten
 from samebits.remarks import LabelOf, Remark
 from samebits.results.usage import disturbances
+from samebits.results.verdict import SPLIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -138,8 +139,7 @@ def _noise(run: Run) -> str:
     return "; ".join(texts)
 
 
-_SPLIT = {"batch_norm", "batch_loss", "mixed_samples"}
-"""Notes on models whose loss depends on how a batch is split."""
+_SPLIT = {"batch_norm", *SPLIT}
 _ROUNDED = 1e-3  # the largest relative difference between two first losses that rounding explains
 
 

@@ -309,10 +309,11 @@ def _not_comparable(
 
 
 _DRAWS = "random draws in forward"
-_SPLIT = {
+SPLIT = {
     "batch_loss": "a loss over the samples of a batch",
     "mixed_samples": "a forward that mixes the samples of a batch",
 }
+"""What makes a loss depend on the split of a batch, by the kind of its note."""
 
 
 def _apart(a: RunRecord, b: RunRecord) -> list[str]:
@@ -327,7 +328,7 @@ def _apart(a: RunRecord, b: RunRecord) -> list[str]:
     if norms:
         parts.append(f"BatchNorm ({few(sorted(norms), 1)}), which normalises by each device's own part of a batch")
     kinds = {note.kind for record in (a, b) for note in record.notes}
-    parts += [f"{what}, of which each device has a part of its own" for kind, what in _SPLIT.items() if kind in kinds]
+    parts += [f"{what}, of which each device has a part of its own" for kind, what in SPLIT.items() if kind in kinds]
     return parts
 
 

@@ -31,11 +31,9 @@ def by_shard(note: BatchNorm, model: nn.Module, numerics: Numerics, batch: Micro
     for one in model.modules():
         one.training = one.training and isinstance(one, _BatchNorm)  # a frozen layer stays frozen
 
-    def loss(part: MicroBatch) -> float:
-        return float(numerics.losses(numerics.forward(module, part), part.targets).double().mean())
-
     with torch.no_grad():
-        apart, whole = loss(two), loss(two._replace(shards=range(1)))
+        parts = (two, two._replace(shards=range(1)))
+        apart, whole = (float(_losses(numerics, module, part).mean()) for part in parts)
     model.train()
     return note.model_copy(update={"samples": samples, "difference": abs(apart / whole - 1) if whole else None})
 
@@ -46,28 +44,29 @@ _MIXED = {"exact": 1e-3, "fast": 1e-2}
 
 def mixed_samples(model: nn.Module, numerics: Numerics, batch: MicroBatch) -> list[MixedSamples]:
     """A note if losses of samples depend on the others, without dropout, BatchNorm and draws in forward."""
-    part: Literal["device", "shard"] = "shard" if numerics.name == "exact" else "device"
-    rows = min(batch.rows, 16) if part == "device" else min(batch.rows, 2 * (batch.rows // len(batch.shards)))
+    share: Literal["device", "shard"] = "shard" if numerics.name == "exact" else "device"
+    rows = min(batch.rows, 16) if share == "device" else min(batch.rows, 2 * (batch.rows // len(batch.shards)))
     two = batch.head(rows)._replace(shards=range(1))
     one = two.head(two.rows // 2)
     if not one.rows or (numerics.own_loss and numerics.own_loss.of_batch):
         return []
-    module, modes, apart = numerics.module(model), [(one, one.training) for one in model.modules()], numerics.apart
-
-    def losses(part: MicroBatch) -> torch.Tensor:
-        return numerics.losses(numerics.forward(module, part), part.targets).double()
-
+    module, modes, apart = numerics.module(model), {layer: layer.training for layer in model.modules()}, numerics.apart
     try:
         model.eval()
         with torch.no_grad():
-            whole, again, alone = losses(two), losses(two._replace(step=two.step + 1)), losses(one)
+            parts = (two, two._replace(step=two.step + 1), one)
+            whole, again, alone = (_losses(numerics, module, part) for part in parts)
     except Exception:  # noqa: BLE001 - a model need not take half of a batch
         return []
     finally:
         numerics.apart = apart
-        for module, mode in modes:
-            module.training = mode
+        for layer, mode in modes.items():
+            layer.training = mode
     difference = float((whole[: len(alone)] - alone).abs().max() / whole.abs().max())
     if not torch.equal(whole, again) or not difference > _MIXED[numerics.name]:
         return []
-    return [MixedSamples(part=part, difference=difference)]
+    return [MixedSamples(part=share, difference=difference)]
+
+
+def _losses(numerics: Numerics, module: nn.Module, part: MicroBatch) -> torch.Tensor:
+    return numerics.losses(numerics.forward(module, part), part.targets).double()
