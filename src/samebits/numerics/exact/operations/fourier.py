@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.grid import bits_of_products, snap
 from samebits.numerics.exact.operations.complex_numbers import is_complex, joined, parts
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact
 from samebits.numerics.exact.products import matmul_along
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 _LONGEST = 8192
 _SMALLEST = 2.0**-40  # a sine below is zero
 _kept = lru_cache(maxsize=16)  # tables are large
+_WIDE = 1 << 24  # numbers of a table that is kept as it is, and rounded for each transform
 
 
 def _turns(count: int) -> tuple[Tensor, Tensor]:
@@ -41,19 +43,25 @@ def _turns(count: int) -> tuple[Tensor, Tensor]:
     return cosine, sine
 
 
+def _table(matrix: Tensor, device: torch.device) -> Tensor:
+    """A matrix as the second factor of ``matmul``: in float64 it is on its grids."""
+    matrix = matrix.to(device)
+    return matrix if matrix.numel() > _WIDE else snap(matrix, -2, bits_of_products(len(matrix)))
+
+
 @_kept
 def _of_complex(count: int, forward: bool, device: torch.device) -> Tensor:
     """The matrix (2 count, 2 count) of a transform, or of its inverse."""
     cosine, sine = _turns(count)
     sine = sine if forward else sine.neg()
-    return torch.cat([torch.cat([cosine, sine.neg()], 1), torch.cat([sine, cosine], 1)], 0).to(device)
+    return _table(torch.cat([torch.cat([cosine, sine.neg()], 1), torch.cat([sine, cosine], 1)], 0), device)
 
 
 @_kept
 def _of_reals(count: int, kept: int, device: torch.device) -> Tensor:
     """The matrix (count, 2 kept) of the first ``kept`` numbers of a transform of real ones."""
     cosine, sine = _turns(count)
-    return torch.cat([cosine[:, :kept], sine[:, :kept].neg()], 1).to(device)
+    return _table(torch.cat([cosine[:, :kept], sine[:, :kept].neg()], 1), device)
 
 
 @_kept
@@ -65,7 +73,7 @@ def _to_reals(count: int, device: torch.device) -> Tensor:
     twice[0] = 1.0
     if count % 2 == 0:
         twice[-1] = 1.0
-    return torch.cat([cosine[:kept].mul(twice), sine[:kept].mul(twice).neg()], 0).to(device)
+    return _table(torch.cat([cosine[:kept].mul(twice), sine[:kept].mul(twice).neg()], 0), device)
 
 
 def _along(x: Tensor, dim: int, matrix: Tensor, count: int, normalization: int) -> Tensor:
