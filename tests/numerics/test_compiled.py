@@ -26,6 +26,7 @@ from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.indexing import embedding_dense_backward, index_add, scatter_add
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.operations.pooling import max_pool, max_pool_backward
+from samebits.numerics.exact.operations.reductions import cumsum
 from samebits.numerics.exact.operations.registry import elementwise
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.products import product_of_lines, products_of_shards, rounded_matmul, sum_of_products
@@ -210,6 +211,15 @@ def test_sums_into_places(kernels: Library, shape: tuple[int, ...], terms: int, 
             return [index_add(x, dim, both[0], source), scatter_add(x, dim, both[1], source)]
 
         assert_same(kernels, found)
+
+
+@pytest.mark.parametrize("special", [0.0, -0.0, 1e-45, 3e38, math.inf, math.nan])
+@pytest.mark.parametrize("shape", [(1,), (90,), (0, 3), (4, 5), (3, 1, 70), (2, 600, 1, 3)], ids=str)
+def test_running_sums(kernels: Library, shape: tuple[int, ...], special: float) -> None:
+    x = usual_floats(torch.Size(shape).numel(), 3, CPU).view(shape).clone()
+    x.view(-1)[::4] *= 2.0**-140
+    x.view(-1)[:: max(x.numel() // 3, 1)] = special
+    assert_same(kernels, lambda: [cumsum(x, dim) for dim in range(-1, x.dim())])
 
 
 @pytest.mark.parametrize("function", [index_add, scatter_add])

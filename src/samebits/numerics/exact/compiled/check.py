@@ -18,7 +18,7 @@ from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, unused
 from samebits.numerics.exact.convolution import Layout, snap_groups
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
-from samebits.numerics.exact.operations import indexing, pooling
+from samebits.numerics.exact.operations import indexing, pooling, reductions
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
 from samebits.numerics.exact.products import products_of_shards, rounded_matmul, sum_of_products
@@ -118,6 +118,7 @@ def _of_places(device: torch.device) -> Iterable[Tensor]:
     each = rows.view(1, -1, 1).add(torch.arange(_WIDTH, device=device)).remainder(5).expand(source.shape)
     yield from (indexing.index_add(x, 1, rows, source), indexing.scatter_add(x, 1, each, source))
     yield from (indexing.index_add(x.mT, 2, rows, source.mT), indexing.scatter_add(x.mT, 2, each.mT, source.mT))
+    yield from (reductions.cumsum(source, 1), reductions.cumsum(source, 2))
 
 
 def _of_maxima(device: torch.device) -> Iterable[Tensor]:

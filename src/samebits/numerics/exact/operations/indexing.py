@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import MANTISSA, shifter, snap_, top_of_magnitude
 from samebits.numerics.exact.operations.reductions import or_not_finite
-from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, refused_if, wide
+from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, refused_if, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,11 +148,21 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *_: bool) -> Tensor:
     """``x`` with ``values`` added at places, or put into places that must differ."""
     if accumulate:
-        place = torch.arange(x.numel(), device=x.device).view(x.shape)[_places(indices)]
-        terms = values.expand(place.shape).reshape(-1)
-        return _accumulated(x.reshape(-1), terms, _Elements(0, place.reshape(-1))).view(x.shape)
+        return _added(x, indices, values)
     result: Tensor = aten.index_put(x, indices, values)
     return result
+
+
+def _added(x: Tensor, indices: list[Tensor | None], values: Tensor) -> Tensor:
+    """``x`` with ``values`` added at places: slices of the axes with indices, where these are neighbours."""
+    met = {axis: index for axis, index in enumerate(indices) if index is not None}
+    first, last = min(met), max(met) + 1
+    if last - first > len(met) or any(index.dtype == torch.bool for index in met.values()):
+        first, last = 0, x.dim()  # a mask may be of several axes
+    before, indexed, after = x.shape[:first], x.shape[first:last], x.shape[last:]
+    place = torch.arange(math.prod(indexed), device=x.device).view(indexed)[_places(indices[first:last])]
+    terms = values.expand(*before, *place.shape, *after).reshape(*before, place.numel(), *after)
+    return index_add(x.reshape(*before, math.prod(indexed), *after), first, place.reshape(-1), terms).view(x.shape)
 
 
 @refused_if(_TWICE, aten.index_put, aten._index_put_impl)
@@ -263,24 +272,11 @@ def index_reduce(
     return scatter_reduce(x, dim, _of_elements(index, dim, source), source, reduce, include_self=include_self)
 
 
-def _onto(x: Tensor, axis: int, places: Tensor, size: int) -> Tensor:
+def onto(x: Tensor, axis: int, places: Tensor, size: int) -> Tensor:
     """The sum of the slices of an axis that have one place among ``size``."""
     shape = list(x.shape)
     shape[axis] = size
     return index_add(x.new_zeros(shape), axis, places, x)
-
-
-def _padded_backward(axes: int, grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """The gradient of padding with the nearest element: the sum of the gradients of its copies, axis by axis."""
-    for axis in range(-1, -1 - axes, -1):
-        before = padding[2 * (-1 - axis)]
-        places = torch.arange(grad.shape[axis], device=grad.device).sub_(before).clamp_(0, x.shape[axis] - 1)
-        grad = _onto(grad, axis, places, x.shape[axis])
-    return grad
-
-
-for _axes in (1, 2, 3):
-    EXACT[getattr(aten, f"replication_pad{_axes}d_backward")] = partial(_padded_backward, _axes)
 
 
 @exact(aten.unfold_backward)
@@ -295,24 +291,3 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
         places = torch.arange(offset, offset + (count - 1) * step + 1, step, device=grad.device)
         total.index_copy_(dim, places, total.index_select(dim, places).add_(part))
     return total.to(grad.dtype)
-
-
-def _nearest_backward(
-    middle: float, grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
-) -> Tensor:
-    """The gradient of nearest upsampling: the sum of the gradients of an element's copies, axis by axis.
-
-    ``middle`` is where a result is looked up between one element and the next.
-    """
-    axes = len(output_size)
-    for axis, count, size in zip(range(2, 2 + axes), output_size, input_size[2:], strict=True):
-        scale = scales[axis - 2] if len(scales) == axes else None
-        step = torch.tensor(1.0 / scale if scale else size / count, dtype=torch.float32)
-        places = torch.arange(count, dtype=torch.float32).add(middle).mul(step).floor().clamp(max=size - 1)
-        grad = _onto(grad, axis, places.to(torch.int64).to(grad.device), size)
-    return grad
-
-
-for _axes in (1, 2, 3):
-    EXACT[getattr(aten, f"upsample_nearest{_axes}d_backward")] = partial(_nearest_backward, 0.0)
-    EXACT[getattr(aten, f"_upsample_nearest_exact{_axes}d_backward")] = partial(_nearest_backward, 0.5)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.compiled.library import compiled, threads
 from samebits.numerics.exact.grid import bits_of_sum, power_of_two, shifter, snap_, top
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.pointwise import enter_extreme, positive_zero, to_fit
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Kernels
 
 aten = torch.ops.aten
 
@@ -174,6 +177,21 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0 or x.numel() == 0:
         return torch.cumsum(x, dim, dtype=dtype)
+    return _running(x, dim % x.dim()).to(dtype or x.dtype)
+
+
+def _running_sums(library: Kernels, x: Tensor, dim: int) -> Tensor | None:
+    x = x.contiguous()
+    if not (library.is_host and library.takes(x)):
+        return None
+    y, count = torch.empty_like(x), x.shape[dim]
+    sizes = math.prod(x.shape[:dim]), count, math.prod(x.shape[dim + 1 :])
+    return y if library.answer("running", x, y, *sizes, bits_of_sum(count), threads()) else None
+
+
+@compiled(_running_sums)
+def _running(x: Tensor, dim: int) -> Tensor:
+    """Float32 numbers."""
     values = wide(x)
     finite = values.isfinite()
     known = torch.where(finite, values, 0.0)
@@ -181,7 +199,7 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     unit = power_of_two((tops - bits).clamp_(min=-1022))  # for zeros alone, the top is the least that float64 has
     integers = snap_(known, shifter(tops, bits)).div_(unit).to(torch.int64)
     sums = torch.cumsum(integers, dim).to(torch.float64).mul_(unit)
-    return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(dtype or x.dtype)
+    return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(x.dtype)
 
 
 def or_not_finite(finite: Tensor, infinite: Tensor) -> Tensor:

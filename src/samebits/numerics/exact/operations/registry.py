@@ -135,17 +135,17 @@ ALIKE = (
             diag_embed diagonal diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye
             fill flatten flip full full_like gather hsplit index index_select is_same_size item lift lift_fresh
             lift_fresh_copy masked_fill masked_scatter masked_scatter_backward masked_select movedim narrow new_empty
-            new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle repeat
-            repeat_interleave reshape resize_ roll rot90 scalar_tensor select select_backward select_scatter set_ slice
-            slice_backward slice_scatter split split_with_sizes squeeze stack swapaxes t take take_along_dim
-            tensor_split tile transpose tril tril_indices triu triu_indices unbind unflatten unfold unsqueeze view
-            view_as vsplit where zero zeros zeros_like
+            new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle
+            reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
+            replication_pad2d replication_pad3d reshape resize_ roll rot90 scalar_tensor select select_backward
+            select_scatter set_ slice slice_backward slice_scatter split split_with_sizes squeeze stack swapaxes t take
+            take_along_dim tensor_split tile transpose tril tril_indices triu triu_indices unbind unflatten unfold
+            unsqueeze view view_as vsplit where zero zeros zeros_like
         """,
         integers="""
             _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy im2col
-            index_fill narrow_copy permute_copy reflection_pad1d reflection_pad2d reflection_pad3d
-            replication_pad1d replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy
-            transpose_copy unbind_copy unfold_copy unsafe_split unsqueeze_copy view_copy
+            index_fill narrow_copy permute_copy resize_as_ split_with_sizes_copy squeeze_copy t_copy transpose_copy
+            unbind_copy unfold_copy unsafe_split unsqueeze_copy view_copy
         """,
         inner="_conj copy index_copy index_put resize resize_as scatter view_as_complex view_as_real",
     ),

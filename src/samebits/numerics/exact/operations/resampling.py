@@ -1,17 +1,18 @@
 """Interpolation by products with the matrix of each axis, which says how much of an element each result has.
 
 PyTorch's decompositions make the results of elementary operations; their gradients are kernels that add in any order.
-Antialiased resizing has neither.
+Antialiased resizing has neither. The gradient of the nearest element is a sum over its copies.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.numerics.exact.operations.indexing import onto
 from samebits.numerics.exact.operations.registry import EXACT, check_float32
 from samebits.numerics.exact.products import matmul_along
 
@@ -126,3 +127,24 @@ _enter("upsample_trilinear3d", 3, _linear)
 _enter("upsample_bicubic2d", 2, _cubic)
 _enter("_upsample_bilinear2d_aa", 2, _smooth(_hat, 1.0), middle=True)
 _enter("_upsample_bicubic2d_aa", 2, _smooth(_bell, 2.0), middle=True)
+
+
+def _nearest_backward(
+    middle: float, grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
+) -> Tensor:
+    """The gradient of nearest upsampling: the sum of the gradients of an element's copies, axis by axis.
+
+    ``middle`` is where a result is looked up between one element and the next.
+    """
+    axes = len(output_size)
+    for axis, count, size in zip(range(2, 2 + axes), output_size, input_size[2:], strict=True):
+        scale = scales[axis - 2] if len(scales) == axes else None
+        step = torch.tensor(1.0 / scale if scale else size / count, dtype=torch.float32)
+        places = torch.arange(count, dtype=torch.float32).add(middle).mul(step).floor().clamp(max=size - 1)
+        grad = onto(grad, axis, places.to(torch.int64).to(grad.device), size)
+    return grad
+
+
+for _axes in (1, 2, 3):
+    EXACT[getattr(aten, f"upsample_nearest{_axes}d_backward")] = partial(_nearest_backward, 0.0)
+    EXACT[getattr(aten, f"_upsample_nearest_exact{_axes}d_backward")] = partial(_nearest_backward, 0.5)

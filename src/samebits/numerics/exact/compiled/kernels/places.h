@@ -1,31 +1,70 @@
-/* Sums into places, each on the grid of the numbers that meet there. */
+/* Sums into places and running sums, each on the grid of the numbers that meet there. */
 
 struct place_of { double total, shift; i32 most, count; };
 struct meeting {
     const float *x, *source;
     const i64 *places;
     float *y;
-    i64 size, terms, inner, each, wide;
+    i64 size, terms, inner, wide;
     volatile char *declined;
 };
 INLINE i64 top_of(double size) { return (bits_of(size) >> 52) - 1022; }
 INLINE double of_size(i32 bits) { float x; memcpy(&x, &bits, 4); return x; }
 
-/* Terms of some columns. Either a whole row of terms has a place, or each term. */
-static void accumulated_columns(const void *arguments, i64 first, i64 last) {
+/* Rows of terms, each of which has a place, of some columns. */
+static void accumulated_rows(const void *arguments, i64 first, i64 last) {
+    const struct meeting *m = arguments;
+    i64 inner = m->inner, blocks = (inner + m->wide - 1) / m->wide;
+    for (i64 block = first; block < last; block++) {
+        i64 outer = block / blocks, column = block % blocks * m->wide;
+        i64 columns = inner - column < m->wide ? inner - column : m->wide;
+        const float *x = m->x + outer * m->size * inner + column, *source = m->source + outer * m->terms * inner + column;
+        float *y = m->y + outer * m->size * inner + column;
+        i64 *count = calloc((size_t)m->size, sizeof(i64)), infinite = 0;
+        double *total = malloc((size_t)(m->size * columns) * 2 * sizeof(double)), *shift = total + m->size * columns;
+        i32 *most = malloc((size_t)(m->size * columns) * sizeof(i32));
+        if (!count || !total || !most) *m->declined = 1; /* no memory */
+        for (i64 i = 0; i < m->terms && !*m->declined; i++) {
+            i64 p = m->places[i];
+            if (p < 0 || p >= m->size) { *m->declined = 1; break; }
+            i32 *here = most + p * columns;
+            if (count[p]++ == 0)
+                for (i64 c = 0; c < columns; c++) here[c] = size_of(x[p * inner + c]);
+            for (i64 c = 0; c < columns; c++) {
+                i32 size = size_of(source[i * inner + c]);
+                here[c] = size > here[c] ? size : here[c];
+            }
+        }
+        for (i64 p = 0; p < m->size && !*m->declined; p++)
+            for (i64 c = p * columns; c < (p + 1) * columns && count[p]; c++) {
+                infinite |= most[c] >= 0x7f800000; /* or NaN */
+                shift[c] = shifter(top_of(of_size(most[c])) + top_of(count[p]), 53);
+                total[c] = (double)x[p * inner + c - p * columns] + shift[c] - shift[c];
+            }
+        if (infinite) *m->declined = 1;
+        for (i64 i = 0; i < m->terms && !*m->declined; i++)
+            for (i64 c = 0, here = m->places[i] * columns; c < columns; c++)
+                total[here + c] += (double)source[i * inner + c] + shift[here + c] - shift[here + c];
+        for (i64 p = 0; p < m->size && !*m->declined; p++)
+            for (i64 c = 0; c < columns && count[p]; c++) y[p * inner + c] = (float)total[p * columns + c];
+        free(count), free(total), free(most);
+    }
+}
+/* Terms that have a place each, of some columns. */
+static void accumulated_numbers(const void *arguments, i64 first, i64 last) {
     const struct meeting *m = arguments;
     i64 inner = m->inner, wide = m->wide, blocks = (inner + wide - 1) / wide;
     for (i64 block = first; block < last; block++) {
         i64 outer = block / blocks, column = block % blocks * wide;
         i64 columns = inner - column < wide ? inner - column : wide;
         const float *x = m->x + outer * m->size * inner + column, *source = m->source + outer * m->terms * inner + column;
-        const i64 *places = m->each ? m->places + outer * m->terms * inner + column : m->places;
+        const i64 *places = m->places + outer * m->terms * inner + column;
         float *y = m->y + outer * m->size * inner + column;
         struct place_of *met = calloc((size_t)(m->size * columns), sizeof(struct place_of));
         if (!met) { *m->declined = 1; return; } /* no memory */
 #define EVERY_TERM(i, c, p) \
     for (i64 i = 0; i < m->terms; i++) \
-        for (i64 c = 0, p; c < columns && (p = m->each ? places[i * inner + c] : places[i], 1); c++)
+        for (i64 c = 0, p; c < columns && (p = places[i * inner + c], 1); c++)
         EVERY_TERM(i, c, p) {
             if (p < 0 || p >= m->size) { *m->declined = 1, free(met); return; }
             struct place_of *here = met + p * columns + c;
@@ -51,8 +90,43 @@ static void accumulated_columns(const void *arguments, i64 first, i64 last) {
 API int accumulated(const float *x, const float *source, const i64 *places, float *y, i64 outer, i64 size, i64 terms,
                     i64 inner, i64 each, unsigned threads) {
     volatile char declined = 0;
-    struct meeting m = {x, source, places, y, size, terms, inner, each, COLUMNS, &declined};
+    struct meeting m = {x, source, places, y, size, terms, inner, COLUMNS, &declined};
     memcpy(y, x, (size_t)(outer * size * inner) * sizeof(float));
-    share(accumulated_columns, &m, outer * ((inner + COLUMNS - 1) / COLUMNS), outer * terms * inner, threads);
+    rows_of body = each ? accumulated_numbers : accumulated_rows;
+    share(body, &m, outer * ((inner + COLUMNS - 1) / COLUMNS), outer * terms * inner, threads);
+    return !declined;
+}
+
+struct running { const float *x; float *y; i64 count, inner, bits; volatile char *declined; };
+static void running_sums(const void *arguments, i64 first, i64 last) {
+    const struct running *s = arguments;
+    i64 inner = s->inner, blocks = (inner + COLUMNS - 1) / COLUMNS;
+    for (i64 block = first; block < last; block++) {
+        i64 column = block % blocks * COLUMNS, columns = inner - column < COLUMNS ? inner - column : COLUMNS;
+        const float *restrict x = s->x + block / blocks * s->count * inner + column;
+        float *restrict y = s->y + block / blocks * s->count * inner + column;
+        i32 most[COLUMNS] = {0};
+        double shift[COLUMNS], total[COLUMNS] = {0.0};
+        for (i64 i = 0; i < s->count; i++)
+            for (i64 c = 0; c < columns; c++) {
+                i32 size = size_of(x[i * inner + c]);
+                most[c] = size > most[c] ? size : most[c];
+            }
+        for (i64 c = 0; c < columns; c++) {
+            if (most[c] >= 0x7f800000) *s->declined = 1; /* infinite or NaN */
+            shift[c] = shifter(top_of(of_size(most[c])), s->bits);
+        }
+        for (i64 i = 0; i < s->count && !*s->declined; i++)
+            for (i64 c = 0; c < columns; c++) {
+                total[c] += (double)x[i * inner + c] + shift[c] - shift[c];
+                y[i * inner + c] = (float)total[c];
+            }
+    }
+}
+/* Whether it has an answer: all numbers are finite. */
+API int running(const float *x, float *y, i64 outer, i64 count, i64 inner, i64 bits, unsigned threads) {
+    volatile char declined = 0;
+    struct running s = {x, y, count, inner, bits, &declined};
+    share(running_sums, &s, outer * ((inner + COLUMNS - 1) / COLUMNS), outer * count * inner, threads);
     return !declined;
 }
