@@ -62,3 +62,13 @@ def test_files_of_somebody_else_are_told(given, said, tmp_path):
     (found,) = containers.owner(tmp_path)
     assert (found.status, found.text) == ("warning", f"{tmp_path}/{said} belong to you")
     assert found.hint.startswith("sudo chown -R 0 . ; ")
+
+
+@needs_root
+@pytest.mark.parametrize(("owner", "status"), [(4321, "ok"), (0, "warning")])
+def test_root_looks_at_a_folder_for_its_owner(owner, status, tmp_path):
+    (tmp_path / "runs").mkdir()
+    os.chown(tmp_path, 4321, 4321)
+    os.chown(tmp_path / "runs", owner, owner)
+    (found,) = containers.owner(tmp_path)
+    assert (found.status, "chown -R 4321 ." in (found.hint or "")) == (status, status == "warning")

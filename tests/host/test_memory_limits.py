@@ -24,6 +24,7 @@ NO_LIMIT_V1 = {**V1, "memory.limit_in_bytes": 2**63 - 4096}
         ("", {}, 8 * GIB, 5 * GIB),
         ("0::/job\n", {"job": V2}, 2 * GIB, 1.25 * GIB),
         ("0::/job\n", {"job": {**V2, "memory.max": "max"}}, 8 * GIB, 5 * GIB),
+        ("0::/pod.slice:cri:job\n", {"pod.slice:cri:job": V2}, 2 * GIB, 1.25 * GIB),  # as containerd names it
         ("0::/job/step\n", {"job": V2, "job/step": {**V2, "memory.max": "max"}}, 2 * GIB, 1.25 * GIB),
         ("0::/job/step\n", {"job": V2, "job/step": {**V2, "memory.max": GIB}}, GIB, 0.25 * GIB),
         ("0::/what/the/host/says\n", {".": V2}, 2 * GIB, 1.25 * GIB),  # inside a container

@@ -90,6 +90,7 @@ def test_every_state_renders_with_its_answer_and_its_figures(name):
     assert text.count(headline(STATES[name])) >= 1
     assert all(one.weights_sha256[:8] in text for one in STATES[name].rows)
     assert all(sentence[1:] in text for sentence in how_much_faster(STATES[name]).told)
+    assert text.count("No speed-up is claimed.") == sum(one.speedup is None for one in STATES[name].rows)
     assert "None" not in text
 
 

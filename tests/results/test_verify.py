@@ -168,3 +168,11 @@ def test_a_stage_imports_libraries_and_not_files_named_like_them(tmp_path, file)
     (tmp_path / "pipeline/train.py").write_text("import click, queue, yaml\n")
     (tmp_path / file).write_text("raise SystemExit(99)\n")
     verify.run_stage(tmp_path, "train")
+
+
+def test_only_what_changes_results_makes_the_lock_older(monkeypatch):
+    files = {"mine.py": "modified", "data/host.json": "modified", "gone.py": "deleted"}
+    changes = ["changed command", {"changed deps": {"params.yaml": {"seed": "modified"}, **files}}]
+    answer = SimpleNamespace(stdout=json.dumps({"train@single-exact": changes}), stderr="")
+    monkeypatch.setattr(verify.subprocess, "run", lambda *_, **__: answer)
+    assert verify.stale(["single"]) == [f"dvc.lock is older than {name}" for name in ("mine.py", "params.yaml: seed")]
