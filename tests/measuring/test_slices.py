@@ -341,6 +341,14 @@ def test_a_twin_that_diverges_measures_nothing(trainable):
     assert measure_rounding(made, losses, final, seed=0, step_seconds=1e-3) is None
 
 
+def test_the_weights_of_a_last_update_that_overflows_are_not_compared(trainable):
+    made = trainable().trainable
+    losses, final = train_from_start(made).losses, Snapshot(made.model)
+    final.parameters()[0].fill_(math.inf)
+    found = measure_rounding(made, losses, final, seed=0, step_seconds=1e-3)
+    assert (found.steps, found.weights) == (8, None)
+
+
 def test_an_envelope_keeps_where_the_difference_rises():
     assert envelope([1.0] * 6, [1.0, 1.1, 1.0, 1.11, 2.0, 1.5]) == (
         TwinLoss(step=2, difference=0.0909),

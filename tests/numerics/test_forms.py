@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact.batch_norm import ShardNorms
@@ -81,3 +82,16 @@ def test_a_switch_of_cudnn_changes_nothing(normalized):
     on, off = (exactly(lambda switch=switch: normalized(x, switch)) for switch in (True, False))
     assert torch.equal(on, off)
     torch.testing.assert_close(on, normalized(x, True))
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
+@pytest.mark.parametrize("loss", [F.binary_cross_entropy, F.binary_cross_entropy_with_logits])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"reduction": "sum"}, {"reduction": "none"}, {"size_average": False}, {"size_average": True},
+     {"reduce": False}, {"reduce": True, "reduction": "sum"}],
+    ids=str,
+)  # fmt: skip
+def test_a_loss_is_reduced_as_its_arguments_say(settings, loss):
+    x, target = torch.linspace(0.1, 0.8, 6).view(2, 3), torch.linspace(0.0, 1.0, 6).view(2, 3)
+    torch.testing.assert_close(exactly(lambda: loss(x, target, **settings)), loss(x, target, **settings))

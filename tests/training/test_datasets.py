@@ -240,6 +240,11 @@ def test_samples_become_tensors_of_any_nesting():
                      "c": ("torch.int16", (2, 3)), "d": ("torch.float32", (2,))}  # fmt: skip
 
 
+def test_a_part_that_is_none_may_be_left_out_of_another_sample():
+    samples = Samples("x", [{"a": 1, "mask": None}, {"a": 2}], 2, 0)
+    assert samples.batch([(0, 0), (0, 1)]).samples["a"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("sample", "loss", "shape", "pair"),
     [
