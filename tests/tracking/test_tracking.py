@@ -536,11 +536,19 @@ def undocumented(run):
     return {name for name in names if f"`{re.sub(r'^part[.](?!step)[a-z_]+_ms', 'part.forward_ms', name)}`" not in page}
 
 
-def compare(repository, compared=COMPARISON):
-    """The client, and the runs by their keys in the default experiment, after a comparison was logged."""
+def by_this_process(compared, **folders):
+    assert deliver(comparing.log_comparison(compared, **folders))
+
+
+def by_a_sender(compared, **folders):
+    assert sender.hand_over(compared, **folders, wait_seconds=patient(900)) is None
+
+
+def compare(repository, compared=COMPARISON, send=by_this_process):
+    """The client, and the runs by their keys in the default experiment, after a comparison was delivered."""
     reports = repository / "reports"
     compared.write(reports / "comparison.json")
-    assert sender.hand_over(compared, reports=reports, runs=repository / "runs", wait_seconds=patient(900)) is None
+    send(compared, reports=reports, runs=repository / "runs")
     client, found = runs()
     return client, {run.data.tags[RUN_TAG]: run for run in found}
 
@@ -581,8 +589,8 @@ def test_a_queued_experiment_waits_for_its_sender(repository, monkeypatch):
 
 def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
     deliver(finish(start(ROW.run)))
-    for _ in range(2):  # the second time changes nothing
-        client, found = compare(repository)
+    for send in (by_a_sender, by_this_process):  # the second time changes nothing
+        client, found = compare(repository, send=send)
         parent = found[comparison_key(COMPARISON)]
         child = found[ROW.run]
         assert len(found) == 2
