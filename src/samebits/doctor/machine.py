@@ -76,10 +76,10 @@ def _device(index: int, gpu: Gpu, counters: Mapping[str, float], numbers: Sequen
 @check("float64")
 def float64(gpus: Sequence[Gpu]) -> list[Finding]:
     """How fast the GPUs compute in float64, as ``exact`` does; nothing for those whose rate is not known here."""
-    rates = sorted({_FLOAT64[gpu.compute_capability] for gpu in gpus if gpu.compute_capability in _FLOAT64})
+    known = {_FLOAT64[one]: one for one in (gpu.compute_capability for gpu in gpus) if one in _FLOAT64}
     findings = []
-    for rate in rates:
-        low, high = _SLOWER[rate > 2]
+    for rate, capability in sorted(known.items()):
+        low, high = slower_in_exact(capability)
         text = f"1/{rate} of float32's rate: exact is estimated to take {low:g} to {high:g} times as long as fast"
         measured = f"{of_kit('`make gpu-check ONLY=cost`')} measures it"
         hint = f"{measured}; the GPUs with half the rate are those for data centers, as A100"
