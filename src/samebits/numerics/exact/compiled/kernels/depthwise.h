@@ -109,6 +109,7 @@ static void depthwise_images_gradient_planes(const void *arguments, i64 first, i
     struct depthwise d = begin(arguments);
     const struct moves *m = &d.moves;
     double *sums = calloc((size_t)(d.plane_size + TILE), sizeof(double));
+    i64 within = (m->met[0] - 1) * m->plane[1] + m->met[1]; /* from the first number of an image to its last */
     for (i64 index = first; index < last; index++) {
         double *y = d.y + index * m->size[0] * m->size[1];
         memset(y, 0, (size_t)(m->size[0] * m->size[1]) * sizeof(double));
@@ -119,8 +120,8 @@ static void depthwise_images_gradient_planes(const void *arguments, i64 first, i
             /* of weights that are not finite the zeros between rows would make NaN */
             if (dense(m) && largest_bits(weights, d.numbers) < bits_of(INFINITE)) {
                 copy_rows(d.spread + d.reach, m->plane[1], grad, m->out[1], m->out);
-                gather(d.plane, d.spread + d.reach, d.offsets, -1, weights, d.numbers, d.plane_size);
-                for (i64 i = 0; i < d.plane_size; i++) sums[i] += d.plane[i];
+                gather(d.plane, d.spread + d.reach + d.inside, d.offsets, -1, weights, d.numbers, within);
+                for (i64 i = 0; i < within; i++) sums[d.inside + i] += d.plane[i];
             } else
                 EACH_OUTPUT(sums[at] += weights[n] * grad[out + c];)
         }
