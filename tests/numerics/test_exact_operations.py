@@ -31,6 +31,7 @@ WAVE = torch.complex(torch.ones(3), torch.ones(3))
         (lambda: torch.full((3,), 2**24 + 1).sum(dtype=torch.float32), 3.0 * 2**24 + 4),
         (lambda: COUNT.cumsum(0, dtype=torch.float32), [1.0, 3.0, 6.0]),
         (lambda: torch.arange(0.0, 0.3, 0.1), [0.0, 0.1, 0.2]),
+        (lambda: torch.arange(-100.0, 100.0, 0.1), [0.1 * i - 100.0 for i in range(2000)]),
         (lambda: torch.arange(3), [0, 1, 2]),
         (lambda: torch.addmv(COUNT, COUNT.diag(), COUNT, beta=2), [3, 8, 15]),
         (lambda: F.hardtanh(COUNT, 0, 2), [1, 2, 2]),

@@ -223,9 +223,13 @@ def test_who_asks_to_stop_at_any_step_finds_a_checkpoint_of_it(asked_at, kept, t
         tracker.step = lambda step: setattr(stop, "signum", signal.SIGTERM * (asked and step == asked_at))
         checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 0, stop, place=place)
         try:
-            return train_from_start(resumable, step_seconds=9, tracker=tracker, checkpointer=checkpointer)
+            training = train_from_start(resumable, step_seconds=9, tracker=tracker, checkpointer=checkpointer)
         finally:
             os.close(checkpointer._checkpoints._lock)
+        assert stop.armed
+        checkpointer.training_done()
+        assert not stop.armed, "a request ends the measurement at once"
+        return training
 
     expected = trained().losses
     with pytest.raises(Interrupted):

@@ -353,6 +353,7 @@ def test_every_projection_is_called_one(tmp_path):
 def test_a_curve_fits_its_width_and_begins_with_the_answers(width, tmp_path):
     lines = say(curve(pairs_of(tmp_path, 2, 4)), width).splitlines()
     assert max(map(len, lines)) <= width
+    assert {len(line) for line in lines if line.startswith(("1 device ", "2 devices "))} == {width}
     assert [line[:20].rstrip() for line in lines if "?  " in line] == [
         "What do more buy?", "And still more?", "How far to trust it?",
     ]  # fmt: skip
