@@ -439,6 +439,15 @@ def test_a_sender_lingers_until_a_comparison_is_delivered(repository, clock):
     assert clock.pauses == [sender.POLL_SECONDS]  # before which no time had passed
 
 
+def test_a_sender_stays_while_a_writer_says_nothing_for_long(repository, clock, monkeypatch):
+    log, gone, hour = start("20260101-101500-single-fast"), sender.writer_gone, 3600.0
+    monkeypatch.setattr(sender, "writer_gone", lambda path: clock.now > hour or gone(path))
+    monkeypatch.setattr(sender, "POLL_SECONDS", sender.GIVE_UP_SECONDS)
+    sender.Sender().serve()
+    log.close()
+    assert hour < clock.now < hour + 3 * sender.GIVE_UP_SECONDS
+
+
 def test_a_store_that_is_away_is_tried_for_a_minute_after_a_comparison_too(repository, clock, monkeypatch):
     monkeypatch.setattr(sender, "deliver", raising(OSError("away")))
     assert not Delivery(log_comparison(repository)).done
