@@ -106,20 +106,23 @@ def test_what_dp_hands_to_its_wrapper(gpus, count, device_ids, cuda_devices, mon
     assert (wrapped.options["device_ids"], worker.cuda_devices, worker.device) == (cuda, cuda_devices, device)
 
 
-def test_what_ddp_hands_to_its_wrapper(as_rank, monkeypatch):
+@pytest.mark.parametrize(
+    ("ddp", "handed"),
+    [
+        ({}, {"static_graph": False, "bucket_cap_mb": 25}),
+        ({"static_graph": True, "bucket_cap_mb": 7}, {"static_graph": True, "bucket_cap_mb": 7}),
+        ({"forward_sync_buffers": False}, {"forward_sync_buffers": False}),
+        ({"gradient_as_bucket_view": False}, {"gradient_as_bucket_view": False}),
+    ],
+)
+def test_what_ddp_hands_to_its_wrapper(ddp, handed, as_rank, monkeypatch):
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Recorder)
     as_rank(3, 4)
-    raw = {"num_devices": 4, "oversubscribe": True, "ddp": {"static_graph": True, "bucket_cap_mb": 7}}
-    worker = make("ddp", gpus=2, params=parse_params({"train": raw}))
+    worker = make("ddp", gpus=2, params=parse_params({"train": {"num_devices": 4, "oversubscribe": True, "ddp": ddp}}))
     assert worker.device == torch.device("cuda:1")
-    assert worker.wrap(nn.Linear(1, 1)).options == {
-        "device_ids": [torch.device("cuda:1")],
-        "process_group": None,
-        "gradient_as_bucket_view": True,
-        "static_graph": True,
-        "bucket_cap_mb": 7,
-        "forward_sync_buffers": True,
-    }
+    usual = {"static_graph": False, "bucket_cap_mb": 25, "gradient_as_bucket_view": True, "forward_sync_buffers": True}
+    placed = {"device_ids": [torch.device("cuda:1")], "process_group": None}
+    assert worker.wrap(nn.Linear(1, 1)).options == {**usual, **placed, **handed}
 
 
 class Branches(nn.Module):
