@@ -133,7 +133,7 @@ ALIKE = (
             _local_scalar_dense _pack_padded_sequence _reshape_alias _unsafe_index _unsafe_view alias as_strided
             block_diag broadcast_tensors cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach
             diag_embed diagonal diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye
-            fill flatten flip full full_like gather hsplit index index_select is_same_size item lift lift_fresh
+            fill flatten flip full full_like gather hsplit im2col index index_select is_same_size item lift lift_fresh
             lift_fresh_copy masked_fill masked_scatter masked_scatter_backward masked_select movedim narrow new_empty
             new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle
             reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
@@ -143,7 +143,7 @@ ALIKE = (
             unsqueeze view view_as vsplit where zero zeros zeros_like
         """,
         integers="""
-            _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy im2col
+            _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy
             index_fill narrow_copy permute_copy resize_as_ split_with_sizes_copy squeeze_copy t_copy transpose_copy
             unbind_copy unfold_copy unsafe_split unsqueeze_copy view_copy
         """,
