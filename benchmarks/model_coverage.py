@@ -120,7 +120,7 @@ def measure(family: Family) -> dict[str, Any]:
         return {"outcome": "not in fast", "why": f"{type(error).__name__}: {first_line(str(error))[:200]}"}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     found: dict[str, Any] = {"parameters": parameters, "fast_s": of_fast}
-    hashes, seconds = set(), []
+    hashes, seconds, apart = set(), [], list[str | None]()
     try:
         for splits in SPLITS:
             shape = tuple(targets.shape[1:])
@@ -129,12 +129,14 @@ def measure(family: Family) -> dict[str, Any]:
             weights, took = train(exact, built(family, exact), inputs, targets, splits)
             hashes.add(weights)
             seconds.append(took)
+            apart.append(exact.apart)
     except RefusedError as error:
         return {**found, "outcome": "refused", "why": first_line(str(error))[:300]}
     except SamebitsError as error:
         return {**found, "outcome": "failed", "why": first_line(str(error))[:300]}
     outcome = "trains" if len(hashes) == 1 else "two hashes"
-    return {**found, "outcome": outcome, "weights": sorted(hashes)[0][:12], "price": seconds[0] / of_fast}
+    price = seconds[0] / of_fast
+    return {**found, "outcome": outcome, "weights": sorted(hashes)[0][:12], "price": price, "apart": apart[0]}
 
 
 def in_a_process(family: Family) -> dict[str, Any]:
@@ -181,9 +183,10 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     counts = Counter(entry["outcome"] for entry in found.values())
     prices = [entry["price"] for entry in found.values() if "price" in entry]
     total = sum(counts.values()) - counts["not in fast"]
+    whole = sum(entry["outcome"] == "trains" and entry["apart"] is None for entry in found.values())
     again = [entry["differs_in"] for entry in found.values() if "differs_in" in entry]
     return {
-        "families": total, **counts, "price": median(prices) if prices else None,
+        "families": total, **counts, "whole": whole, "price": median(prices) if prices else None,
         "again": len(again), "differ": sum(map(bool, again)),
     }  # fmt: skip
 

@@ -178,7 +178,9 @@ def coverage(result: Result) -> Iterator[str]:
         counts = (str(sum(one["outcome"] == outcome for one in ours)) for outcome in outcomes)
         yield row(library, str(len(ours)), *counts, f"{median(prices):.1f}" if prices else "–")
     share = summary.get("trains", 0) / summary["families"]
-    yield f"\n{share:.0%} of {summary['families']} families train in exact; Python binds their small steps."
+    whole = summary["whole"] / summary["families"]
+    yield f"\n{share:.0%} of {summary['families']} families train in exact, {whole:.0%} with all shards in one pass."
+    yield "Python binds their small steps."
     if again := summary.get("again"):
         unlike = f"{summary['differ']} had other weights" if summary["differ"] else "the weights were the same"
         yield f"{again} of them trained again with {'; with '.join(result['environments'])}: {unlike}."
@@ -187,6 +189,8 @@ def coverage(result: Result) -> Iterator[str]:
     for name, one in found.items():
         if one["outcome"] != "trains":
             yield row(name, one["outcome"], one.get("why", "–").replace("|", "\\|"))
+        elif one["apart"]:
+            yield row(name, "trains, its shards one by one", one["apart"].replace("|", "\\|"))
 
 
 def _hashes(gave: str, ways: list[str]) -> str:
