@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samebits.errors import UserError
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.forward_draws import Draws
+from samebits.numerics.exact.operations.contractions import grouped_mm
+from samebits.numerics.exact.operations.registry import NotExactError
 from samebits.numerics.initialization import portable_initialization
 from samebits.portable.random import Stream
 
@@ -89,6 +91,56 @@ def test_special_cases(compute, expected):
     wanted = torch.tensor(expected, dtype=found.dtype)
     torch.testing.assert_close(found, wanted, rtol=1.5e-7, atol=0, equal_nan=True)
     assert torch.equal(found.signbit(), wanted.signbit()) or found.isnan().any()
+
+
+def bag(mode, **options):
+    """Bags of rows; the second is empty, and one row counts for none."""
+    places = {"input": torch.tensor([0, 2, 2, 1, 3]), "offsets": torch.tensor([0, 2, 2]), "padding_idx": 1}
+    return lambda x: F.embedding_bag(**places, weight=x, mode=mode, **options)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        bag("sum"), bag("mean"), bag("max"), bag("sum", per_sample_weights=torch.tensor([0.5, 2.0, -1.0, 3.0, 0.1])),
+        lambda x: torch.cdist(x, x.flip(0) + 1.0, p=3.0), lambda x: torch.cdist(x, x.flip(0) + 1.0, p=math.inf),
+        lambda x: torch.cdist(x, x.flip(0), p=0.0), lambda x: torch.pdist(x, p=3.0),
+        lambda x: torch.ops.aten.max(x, x.flip(0)), lambda x: x.sum().topk(1).values, lambda x: x.max(1).values,
+        lambda x: torch.cat([x.median(0).values, x.median().view(1), x[:0].median().view(1)]),
+        lambda x: F.pad(x.view(1, 4, 3), (2, 1), "reflect"), lambda x: F.pad(x.view(1, 4, 3), (-1, 2), "reflect"),
+        lambda x: F.pad(x.view(1, 1, 4, 3), (1, 2, 3, 0), "reflect"),
+        lambda x: F.pad(x.view(1, 4, 3), (2, 1), "replicate"), lambda x: F.pad(x.view(1, 4, 3), (-1, 2), "replicate"),
+        lambda x: F.pad(x[:, :1].view(1, 4, 1), (2, 1), "replicate"),
+        lambda x: x[[0, 2, 2]], lambda x: x[:, [0, -1, 0]], lambda x: x[[0, 2], [1, 1]], lambda x: x[x > 0.0],
+        lambda x: x.view(2, 2, 3)[[1, 1], :, [0, 2]],
+        lambda x: x.cumsum(0) * x.cumsum(1), lambda x: x.cumsum(1).cumsum(0),
+    ],
+)  # fmt: skip
+def test_a_function_and_its_gradient_are_pytorchs_but_for_rounding(function):
+    def run():
+        x = (torch.arange(12.0).view(4, 3) * 0.7).sin().requires_grad_()
+        y = function(x)
+        return y, torch.autograd.grad(y, x, y.detach().nan_to_num().cos())[0]
+
+    with Engine():
+        found = run()
+    for one, other in zip(found, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_products_of_groups():
+    a, b, ends = numbers(2, 6), numbers(6, 7), torch.tensor([2, 2, 5])
+    many = torch.stack([numbers(7, 2), numbers(7, 2) + 1.0, numbers(7, 2) + 2.0])
+    torch.testing.assert_close(grouped_mm(a, b), torch.mm(a, b))
+    in_the_middle, rows, columns = (grouped_mm(*pair, ends) for pair in ((a, b), (b, many), (many, a)))
+    for group, part in enumerate([slice(0, 2), slice(2, 2), slice(2, 5)]):
+        torch.testing.assert_close(in_the_middle[group], a[:, part] @ b[part])
+        torch.testing.assert_close(rows[part], b[part] @ many[group])
+        torch.testing.assert_close(columns[:, part], many[group] @ a[:, part])
+    assert rows[5].tolist() == [0.0] * 2  # behind the last group
+    for settings in ({"bias": a}, {"out_dtype": torch.float64}):
+        with pytest.raises(NotExactError, match="with a bias or another type"):
+            grouped_mm(a, b, ends, **settings)
 
 
 @pytest.mark.parametrize("settings", [(1, 0, 0, 1, 1), (2, 1, 1, 1, 1), (3, 0, 1, 2, 2), ((2, 1), (1, 0), 0, 1, 3)])
