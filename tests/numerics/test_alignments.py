@@ -30,7 +30,7 @@ def exactly(compute, x, *, together=False):
     """What ``compute`` gives of ``x`` under exact, and the gradient for ``x`` of its sum."""
     engine = Engine(Draws(0, 0, [0]))
     x = x.clone().requires_grad_()
-    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=together):
+    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=torch.empty(0) if together else None):
         found = compute(x)
         total = found.sum()
     with Engine():

@@ -61,6 +61,8 @@ class Net(nn.Module):
         lambda net, x: net.body(x) + x @ net.body.weight.T + net.body.weight.sum(1),  # three uses
         lambda net, x: net.body(x).index_add(1, torch.tensor([0, 0, 3]), x[:, :3] * 1e6),
         lambda net, x: net.body(F.dropout(x, 0.5)) * torch.rand(20) + torch.randn_like(x[:, :1]),
+        lambda net, x: net.body(x) * torch.empty(len(x), 1).bernoulli_(0.5) + x.new_empty(20).uniform_(-1.0, 1.0),
+        lambda net, x: net.body(x) * torch.empty_like(net.body.bias).normal_() + torch.empty(20).copy_(x[0, :20]),
         lambda net, x: net.body(x) + torch.multinomial(x.abs() + 0.1, 20).float(),
         lambda net, x: (
             F.conv1d(x.view(1, len(x), -1), net.body.weight[: len(x) * 2, None, :3], groups=len(x)).mean() + net.body(x)
@@ -123,7 +125,7 @@ NAMED = {
 @pytest.mark.parametrize("function", NAMED, ids=lambda function: function.__name__)
 def test_functions_take_their_arguments_by_name(function, together):
     engine = Engine(Draws(0, 0, [0]))
-    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=together):
+    with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=torch.empty(0) if together else None):
         found = function(**NAMED[function])
     torch.testing.assert_close(found, function(**NAMED[function]))
 

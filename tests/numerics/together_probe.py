@@ -42,7 +42,7 @@ def made_by(function, inputs, draws, *, at_once, defer=None):
     engine = Engine(draws, defer=defer)
 
     def forward(*inputs):
-        with OneForm(engine, ShardNorms(nn.Module(), engine), together=at_once):
+        with OneForm(engine, ShardNorms(nn.Module(), engine), together=torch.empty(0) if at_once else None):
             return function(*inputs)
 
     with engine:

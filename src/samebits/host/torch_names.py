@@ -50,6 +50,7 @@ NAMES = (
     TorchName("torch.utils._python_dispatch._disable_current_modes", "records passes on a CPU below all other modes"),
     TorchName("torch._C._DisableTorchDispatch", "runs code that is exact by itself without the engine"),
     TorchName("torch._C.DisableTorchFunction", "reads a gradient where exact refuses access"),
+    TorchName("torch._C._storage_Use_Count", "finds whether a model still holds weights of the step before"),
     TorchName("torch._ops.HigherOrderOperator", "refuses control flow as an operation"),
     TorchName("torch.ops.aten.add.Tensor._schema", "finds what an operation writes to, and its rates of dropout"),
     TorchName("torch._decomp.decomposition_table", "decomposes operations into exact ones"),

@@ -45,17 +45,15 @@ class _Functions(TorchFunctionMode):
 class OneForm(_Functions):
     """Mode for a forward pass that computes certain functions by the same operations on every device.
 
-    ``norms`` computes those that join the samples of a batch. ``together``: several shards run in one pass.
+    ``norms`` computes those that join the samples of a batch. ``together`` is any tensor of all shards of one pass.
     """
 
-    def __init__(self, engine: Engine, norms: ShardNorms, *, together: bool = False) -> None:
+    def __init__(self, engine: Engine, norms: ShardNorms, *, together: Tensor | None = None) -> None:
         super().__init__(engine)
-        self._together = together
-        self._forms = {
-            **FORMS,
-            **Recurrence(engine, together=together).forms(),
-            **(of_shards.FORMS | alignments.OF_SHARDS | root_mean_square.OF_SHARDS if together else {}),
-        }
+        self._together = together is not None
+        self._forms = FORMS | Recurrence(engine, together=self._together).forms()
+        if together is not None:
+            self._forms |= of_shards.FORMS | alignments.OF_SHARDS | root_mean_square.OF_SHARDS | _empties(together)
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
     def __torch_function__(
@@ -154,6 +152,21 @@ def _rrelu(
     if not training:
         return F.leaky_relu(x, (lower + upper) / 2)
     return x.where(x > 0, x * torch.empty_like(x).uniform_(lower, upper))
+
+
+def _empties(like: Tensor) -> dict[Any, Callable[..., Tensor]]:
+    """Memory that each of the shards of ``like`` fills by itself: ``vmap`` lets none write to that of all."""
+
+    def version(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            x = make(*args, **kwargs)
+            if kwargs.get("out") is not None or x.requires_grad or physical(x) is not x:
+                return x
+            return like.new_empty(x.shape, dtype=x.dtype, device=x.device)
+
+        return made
+
+    return {make: version(make) for make in (torch.empty, torch.empty_like, Tensor.new_empty)}
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

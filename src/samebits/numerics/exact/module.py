@@ -140,10 +140,10 @@ class ExactModule(nn.Module):
         batch: JoinedBatch | None = None,
     ) -> together.Pass:
         def compute(parameters: dict[str, Tensor], part: Part) -> Tensor:
-            with (
-                self._entered(parameters),
-                OneForm(engine, ShardNorms(self.model, engine, calls, batch), together=True),
-            ):
+            form = OneForm(
+                engine, ShardNorms(self.model, engine, calls, batch), together=next(iter(parameters.values()))
+            )
+            with self._entered(parameters), form:
                 return self._outputs(part)
 
         return together.run(compute, entered, part, lambda: (call.found for call in calls or ()))
@@ -255,7 +255,8 @@ class ExactModule(nn.Module):
 
     def _values(self) -> dict[str, Tensor]:
         """Float32 values of the parameters, as the model sees them."""
-        return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
+        values = self._numerics.windows.spare.values
+        return {place: values(place, parameter.detach()) for place, parameter in self._by_place()}
 
     def require_kept(self, mode: bool, *, drawn: bool = True) -> None:
         """Refuse a model that has changed anything but its parameters since its first check in this mode.

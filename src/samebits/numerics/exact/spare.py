@@ -1,4 +1,4 @@
-"""Memory of a CPU's large gradients, for those of the next step: to touch new pages costs more than to fill them."""
+"""Memory of large gradients and weights on a CPU, for those of the next step: new pages cost more than to fill them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _LARGE = 1 << 25  # bytes from which malloc takes new pages for each tensor (mal
 
 
 class SpareMemory:
-    """Lends memory for gradients. What nobody gives back is freed as ever."""
+    """Lends memory for gradients, and for weights. A gradient that nobody gives back is freed as ever."""
 
     def __init__(self) -> None:
         self._lent: set[StorageWeakRef] = set()
         self._back: list[Tensor] = []
+        self._values: dict[str, Tensor] = {}
 
     def zeros(self, shape: torch.Size) -> Tensor:
         """Float64 zeros on a CPU. A recording of passes has memory of its own."""
@@ -37,6 +38,22 @@ class SpareMemory:
         if self._lent and (storage := _storage(gradient)) in self._lent:
             self._lent.remove(storage)
             self._back.append(gradient.detach())
+
+    def values(self, place: str, parameter: Tensor) -> Tensor:
+        """A parameter's float32 values, where those of an earlier pass lay if nobody holds these any more."""
+        kept = self._values.get(place) if below.watch is None else None
+        if kept is not None and kept.shape == parameter.shape and not _is_held(kept):
+            return kept.copy_(parameter).detach()
+        made = parameter.to(torch.float32)
+        if below.watch is None and made.device.type == "cpu" and made.nbytes >= _LARGE:
+            self._values[place] = made
+        return made.detach()
+
+
+def _is_held(x: Tensor) -> bool:
+    """Whether any other tensor has this one's memory."""
+    storage = x.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # this tensor and ``storage``
 
 
 def _storage(x: Tensor) -> StorageWeakRef:
