@@ -132,8 +132,9 @@ def measure(family: Family) -> dict[str, Any]:
             apart.append(exact.apart)
     except RefusedError as error:
         return {**found, "outcome": "refused", "why": first_line(str(error))[:300]}
-    except SamebitsError as error:
-        return {**found, "outcome": "failed", "why": first_line(str(error))[:300]}
+    except Exception as error:  # noqa: BLE001 - a model may raise anything
+        kind = "" if isinstance(error, SamebitsError) else f"{type(error).__name__}: "
+        return {**found, "outcome": "failed", "why": f"{kind}{first_line(str(error))[:300]}"}
     outcome = "trains" if len(hashes) == 1 else "two hashes"
     price = seconds[0] / of_fast
     return {**found, "outcome": outcome, "weights": sorted(hashes)[0][:12], "price": price, "apart": apart[0]}
