@@ -42,6 +42,25 @@ def test_small_memory_is_left_to_the_allocator():
     assert not memory._back
 
 
+@pytest.mark.usefixtures("small")
+def test_weights_lie_where_those_of_the_step_before_lay_unless_somebody_has_these():
+    memory, weight = SpareMemory(), torch.ones(SHAPE, dtype=torch.float64)
+    first = memory.values("weight", weight)
+    place, part = first.data_ptr(), first[0]
+    del first
+    assert memory.values("weight", weight).data_ptr() != place  # a part of them is held
+    assert part.tolist() == [1.0] * 3
+    del part
+    place = memory.values("weight", weight).data_ptr()
+    again = memory.values("weight", weight.mul_(2.0))
+    assert (again.data_ptr(), again.dtype, again.tolist()) == (place, torch.float32, [[2.0] * 3] * 2)
+    del again
+    assert memory.values("other", weight).data_ptr() != place
+    assert memory.values("weight", torch.ones(3, 2)).shape == (3, 2)
+    with below.watched_by(EagerDispatchMode()):
+        assert memory.values("weight", torch.ones(3, 2)).data_ptr() != memory._values["weight"].data_ptr()
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_training_has_the_same_bits(splits, monkeypatch):
     """Also where several micro-batches of a step have gradients at a time."""

@@ -76,6 +76,27 @@ def test_each_shard_has_its_own_bits_whatever_the_model_does_with_them(what):
     assert found == alone
 
 
+class Normed(nn.Module):
+    """A layer whose weight is computed before each of its calls, and may be read before that."""
+
+    def __init__(self, early=False):
+        super().__init__()
+        self.body, self.early = torch.nn.utils.weight_norm(nn.Linear(192, 20)), early
+
+    def forward(self, x):
+        scale = self.body.weight.sum() if self.early else 1.0
+        return self.body(x.flatten(1)) * scale
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_weights_that_pytorch_computes_before_each_call_are_no_state():
+    alone, _ = trained(Normed, images, classes, at_once=False)
+    found, apart = trained(Normed, images, classes, at_once=True)
+    assert (found, apart) == (alone, None)
+    with pytest.raises(AttributeError, match="no attribute 'weight'"):  # else it would be that of an earlier pass
+        trained(lambda: Normed(early=True), images, classes, at_once=False)
+
+
 class Sequences(nn.Module):
     """Recurrent layers and cells of padded samples; with ``scaled`` the weights differ between shards."""
 

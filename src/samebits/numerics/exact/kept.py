@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.weight_norm import WeightNorm
 
 from samebits.errors import is_own
 from samebits.numerics.exact.engine import written_in_forward
@@ -105,8 +106,10 @@ class Kept:
 
     def _module(self, path: str, module: nn.Module) -> None:
         self._seen[id(module)] = module
-        attributes = vars(module)
+        attributes, made = vars(module), made_anew(module)
         for name, value in attributes.items():
+            if name in made:
+                continue
             if name == "_parameters":
                 self._add(path, lambda: (*module._parameters,), module._parameters)
             elif name == "_buffers" and isinstance(module, _NormBase):
@@ -116,7 +119,9 @@ class Kept:
             else:
                 place = path if name in {"_buffers", "_modules"} else f"{path}.{name}"
                 self._walk(place, value, 0)
-        self._add(path, lambda: _items(attributes), attributes)
+        self._add(
+            path, lambda: {name: value for name, value in _items(attributes).items() if name not in made}, attributes
+        )
         self._add(f"the class of {path}", lambda: (type(module),))
         self._class(type(module))
 
@@ -261,6 +266,11 @@ def _looking_at(value: object) -> Callable[[], object] | None:
         case ContextVar():
             return lambda: (value.get(None),)
     return None
+
+
+def made_anew(module: nn.Module) -> set[str]:
+    """Attributes that ``torch.nn.utils.weight_norm`` computes from parameters before each call of a module."""
+    return {hook.name for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)}
 
 
 def _items(mapping: types.MappingProxyType[str, Any] | dict[Any, Any]) -> dict[Any, Any]:

@@ -23,7 +23,7 @@ from samebits.numerics.exact.engine import Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
-from samebits.numerics.exact.kept import Kept
+from samebits.numerics.exact.kept import Kept, made_anew
 from samebits.numerics.exact.parameters import Entry, tied_places
 from samebits.numerics.exact.recurrent import flat_weights_entered
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
@@ -61,6 +61,7 @@ class ExactModule(nn.Module):
         self.loss = self._own.function if self._own else None  # a module moves with the others to a replica's device
         numerics.windows.expect([LOSS, *(f"{GRADIENTS_OF} {place}" for place in self._ties)])
         self._recurs = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._makes_weights = any(map(made_anew, model.modules()))
         self._kept: dict[bool, Kept] = {}
         self._changes_seen = numerics.running.changes
         self.replays: Replays | None = None
@@ -95,7 +96,11 @@ class ExactModule(nn.Module):
     def _outputs(self, part: Part) -> Tensor:
         """The outputs for one shard, from copies, since forward may write to its input."""
         inputs, targets = mapped(Tensor.clone, part)
-        return computed(self.model, self._own, self.loss, inputs, targets)
+        outputs = computed(self.model, self._own, self.loss, inputs, targets)
+        for module in self.model.modules() if self._makes_weights else ():
+            for name in made_anew(module):  # else who reads it before the module is called has that of another pass
+                vars(module).pop(name, None)
+        return outputs
 
     def _run_each(self, parts: Sequence[Part], shards: range, step: int, values: dict[str, Tensor]) -> Tensor:
         outputs, kept, apart = [], self._guarded(values), None
