@@ -73,6 +73,7 @@ NAMES = (
     TorchName("torch.Tensor._backward_hooks", "refuses a hook for a gradient"),
     TorchName("torch.Tensor._post_accumulate_grad_hooks", "refuses a hook for a gradient"),
     # Modules and wrappers.
+    TorchName("torch.nn.Module()._forward_pre_hooks", "finds weights that weight_norm computes before each call"),
     TorchName("torch.nn.Module()._parameters", "puts other tensors in the place of parameters"),
     TorchName("torch.nn.Module()._compiled_call_impl", "refuses a compiled module under exact"),
     TorchName("torch.nn.Module()._replicate_for_data_parallel()._is_replica", "knows a replica of DataParallel"),
