@@ -163,8 +163,23 @@ def test_a_report_is_made_again_from_its_comparison(tmp_path):
     assert (tmp_path / "again/plots/speedups.svg").exists()
     assert "| dp-fast |" in (tmp_path / "again/comparison.md").read_text()
     assert "Since 2026" not in (tmp_path / "again/index.html").read_text()
-    samebits(tmp_path, "report", "comparison.json", "--out-dir", "again", "--against", "comparison.json")
+    told = samebits(tmp_path, "report", "comparison.json", "--out-dir", "again", "--against", "comparison.json", "-v")
+    assert "\nHow much faster?        1.30×   dp on 4 GPUs" in told.stdout
     assert "Since 2026-01-02, commit c0ffee, same host" in (tmp_path / "again/index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory-gib", "nan"], "nan is no size"),
+        (["--nodes", "--model"], "error: --nodes and --model: each has a look of its own. hint: give one"),
+        (["--nodes", "--memory-gib", "1"], "error: --nodes and --memory: each has a look of its own. hint: give one"),
+        (["--nodes"], "error: --nodes: this was started on one machine alone. hint: salloc --nodes=2 samebits"),
+    ],
+)
+def test_what_the_doctor_cannot_look_at_is_refused(options, message):
+    done = CliRunner().invoke(main, ["doctor", *options], env={"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
 
 
 def test_a_shell_can_complete(tmp_path):

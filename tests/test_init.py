@@ -37,7 +37,7 @@ def in_git(folder):
 def test_the_files_are_the_pipeline_without_the_kits_sources(repository):
     in_git(repository)
     (repository / ".gitignore").write_text("mine")  # without an end of its line
-    assert init() == NEW
+    assert CliRunner().invoke(main, ["init"]).stdout.splitlines() == NEW
     params = load_params("params.yaml")
     require_every_key(params, "params.yaml")
     assert (params.model.name, params.model.kwargs) == ("experiment:make", {"width": 256})

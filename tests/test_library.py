@@ -75,6 +75,7 @@ def test_a_notebook_shows_the_report():
     page = html.unescape(shown.partition('srcdoc="')[2].partition('" style')[0])
     assert page.startswith("<!doctype html>")
     assert "<svg" in page
+    assert "| single-fast |" in str(Comparison(**dict(comparison())))
 
 
 def test_the_library_has_no_other_names():

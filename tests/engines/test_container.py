@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,8 +202,13 @@ def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices
 
 def test_inside_the_kits_image_a_repository_of_ones_own_has_no_locks_to_compare_with(repository, monkeypatch, capsys):
     monkeypatch.chdir(repository)
-    stage.enter([*CLI, "stage", "host"], {stage.INSIDE: "1", "SAMEBITS_IMAGE": "samebits:cpu-0123456789ab"})
+    environ = {stage.INSIDE: "1", "SAMEBITS_IMAGE": "samebits:cpu-0123456789ab"}
+    stage.enter([*CLI, "stage", "host"], environ)
+    monkeypatch.chdir(ROOT)
+    stage.enter(["pipeline/train.py"], environ)
     assert capsys.readouterr().err == ""
+    stage.enter(["pipeline/host.py"], environ)
+    assert capsys.readouterr().err.startswith("warning: samebits:cpu-0123456789ab is not of the locks here. hint: ")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +230,10 @@ def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, giv
     monkeypatch.setattr(stage, "wanted_image", lambda variant, root, environ: variant)
     place = stage.find_place(environ=os.environ)
     assert (place.gpus, place.image) == (given, lock)
+    monkeypatch.setattr(stage, "connect", lambda environ: engine(runtimes=["runc"]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(HostError, match="does not offer this host's GPUs") if given else nullcontext():
+        stage.find_place(environ=os.environ)
 
 
 @pytest.mark.parametrize(
@@ -540,13 +550,14 @@ def create_arguments(tmp_path, uri="http://mlflow:5000", *, gpus=0, client=None,
 
 def test_a_container_whose_owner_has_ended_is_removed():
     """tests/system/container has more owners, and an engine."""
-    mine, removed = docker_run.identity(os.getpid()), []
+    mine, removed = docker_run.identity(os.getpid()), []  # the id of "ended" is another process's now
+    gone = mine.replace(f":{os.getpid()}:", ":4194305:")
     known = [
         SimpleNamespace(id=name, labels={docker_run.OWNER: owner}, remove=lambda name=name, **_: removed.append(name))
-        for name, owner in (("mine", mine), ("ended", f"{mine}0"), ("another's", ""))  # its id is another process's now
+        for name, owner in (("mine", mine), ("ended", f"{mine}0"), ("another's", ""), ("gone", gone))
     ]
     client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: known))
-    assert docker_run.sweep(client) == removed == ["ended"]
+    assert docker_run.sweep(client) == removed == ["ended", "gone"]
 
 
 def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
@@ -559,6 +570,8 @@ def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     assert (create_arguments(tmp_path)["device_requests"], create_arguments(tmp_path)["ulimits"]) == ([], [])
     assert create_arguments(tmp_path)["shm_size"] == 8 * 2**30
     assert create_arguments(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == 16 * 2**30
+    with pytest.raises(HostError, match="the engine does not offer the GPUs to containers"):
+        create_arguments(tmp_path, gpus=1, client=engine(runtimes=["runc"]))
     with pytest.raises(UserError, match="SAMEBITS_SHM_SIZE: got 'many', accepts bytes, or k, m or g of them"):
         create_arguments(tmp_path, SAMEBITS_SHM_SIZE="many")
 
@@ -578,6 +591,17 @@ def test_a_container_finds_the_other_machines_as_its_command_would_outside(start
     environ = create_arguments(tmp_path, **started_by)["environment"]
     assert find_nodes(environ=environ) == find_nodes(environ=started_by)
     assert find_nodes(environ=environ).rank == 1
+
+
+def test_what_has_several_machines_is_told_of_them_as_by_torchrun(tmp_path):
+    """An image has none of Slurm's commands to ask."""
+    by_slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "n[0-1]"}
+    command = docker_run.ContainerCommand(argv=[], cwd=tmp_path, mounts=[], tracking_uri="", gpus=0, environ={})
+    assert stage._with_nodes(command, {}) == command
+    told = stage._with_nodes(command, by_slurm)
+    assert told.several_nodes
+    assert told.environ.items() >= {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0"}.items()
+    assert stage._with_nodes(replace(command, argv=["train.py", "--nodes=2"]), {}).several_nodes
 
 
 def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
@@ -653,7 +677,7 @@ def test_a_container_is_given_no_dead_gpu_and_finds_those_that_were_chosen(gpu_h
 
 
 @needs_root
-def test_what_an_engine_does_to_users_is_met(tmp_path):
+def test_what_an_engine_does_to_users_is_met(tmp_path, monkeypatch):
     os.chown(tmp_path, 4321, 4321)
     plain = create_arguments(tmp_path, gpus=1, client=engine("name=seccomp,profile=default"))
     assert (plain["user"], plain["userns_mode"]) == ("4321:4321", None)
@@ -662,6 +686,8 @@ def test_what_an_engine_does_to_users_is_met(tmp_path):
     assert rootless["user"] == "0:0"
     assert {limit.name for limit in rootless["ulimits"]} == {"stack", "nofile"}
     assert create_arguments(tmp_path, client=engine("name=userns"))["userns_mode"] == "host"
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert create_arguments(tmp_path)["user"] == f"1234:{os.getegid()}"
     assert "label=disable" in create_arguments(tmp_path, client=engine("name=selinux"))["security_opt"]
 
 

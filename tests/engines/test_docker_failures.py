@@ -1,4 +1,4 @@
-"""Failures of an engine. The SDK talks to a socket that answers as a failing engine does."""
+"""Answers and failures of an engine. The SDK talks to a socket that answers as one does."""
 
 import gc
 import hashlib
@@ -13,18 +13,22 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from types import SimpleNamespace
+from urllib.parse import parse_qs
 
 import pytest
+from click.testing import CliRunner
 from docker.context.config import get_context_id
 from docker.models.images import Image
 
-from samebits.doctor.containers import containers
+from samebits.cli.commands import main
+from samebits.doctor.containers import containers, image
 from samebits.engines.container import _Relay, output, run_at_terminal
 from samebits.engines.docker import connect, find_image, gpu_request, traits
 from samebits.engines.docker_run import ContainerCommand
-from samebits.engines.image import build_image, load_image, save_image
+from samebits.engines.image import build_image, image_name, load_image, save_image
+from samebits.engines.stage import enter
 from samebits.errors import HostError, UserError
-from samebits.host.variables import RUNTIME
+from samebits.host.variables import IMAGE, RUNTIME
 
 HANGS_UP = None
 ANSWERS = {
@@ -32,8 +36,10 @@ ANSWERS = {
     "GET /version": [(200, {"Version": "28.1.0", "ApiVersion": "1.44"})],
     "GET /info": [(200, {"DockerRootDir": "/not/there", "Runtimes": {"nvidia": {}}})],
     "GET /containers/json": [(200, [])],
-    "GET /containers/one/json": [(200, {"Id": "one"})],
+    "GET /containers/one/json": [(200, {"Id": "one", "Config": {"Tty": False}})],
     "POST /containers/create": [(201, {"Id": "one"})],
+    "POST /containers/one/start": [(204, b"")],
+    "POST /containers/one/wait": [(200, {"StatusCode": 7})],
     "DELETE /containers/one": [(200, "")],
 }
 
@@ -50,11 +56,15 @@ class Request(BaseHTTPRequestHandler):
         if answer is HANGS_UP:
             return
         status, body = answer
-        text = json.dumps(body).encode()
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
+        if path == "/containers/one/start":
+            self.server.started.set()
+        elif path == "/containers/one/attach":  # there is nothing to read before
+            self.server.started.wait(60)
         self.wfile.write(text)
 
     do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that http.server looks for
@@ -69,7 +79,7 @@ def engine():
     folder = tempfile.TemporaryDirectory()  # a socket's path has 107 bytes at most, and pytest's own may be longer
     socket = f"{folder.name}/docker.sock"
     server = ThreadingUnixStreamServer(socket, Request)
-    server.asked = []
+    server.asked, server.started = [], threading.Event()
 
     def start(**answers):
         server.answers = {name: list(known) for name, known in {**ANSWERS, **answers}.items()}
@@ -88,6 +98,74 @@ def output_of_true(client, gpus=0):
         argv=["true"], cwd=Path(), mounts=[Path()], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
     )
     return output(client, image, command)
+
+
+KIT = {
+    "Id": "sha256:0123456789abcdef", "RepoTags": ["kit:1"],
+    "Config": {"Labels": {"org.opencontainers.image.base.name": "base"}}, "RootFS": {"Layers": ["sha256:2"]},
+}  # fmt: skip
+THERE, GONE = (200, KIT), (404, {"message": "No such image"})
+
+
+@pytest.fixture
+def container(engine, tmp_path, monkeypatch):
+    """Start an engine with these answers; gives ``samebits container``, for the image kit:1, and the requests."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
+
+    def start(**answers):
+        environ, asked = engine(**answers)
+        return lambda *given: CliRunner().invoke(main, ["container", *given], env={**environ, IMAGE: "kit:1"}), asked
+
+    return start
+
+
+def test_an_image_that_was_saved_is_loaded_if_it_is_the_same(container, tmp_path):
+    other = (200, {**KIT, "RootFS": {"Layers": ["sha256:3"]}})
+    call, _ = container(
+        **{"GET /images/kit:1/json": [GONE, THERE, THERE, other], "GET /images/kit:1/get": [(200, b"an archive")],
+           "POST /images/load": [(200, {"stream": "Loaded image: kit:1\n"})]}
+    )  # fmt: skip
+    assert call("save", "kit.tar").stderr.startswith("error: no image kit:1, which SAMEBITS_IMAGE names. hint: load or")
+    assert call("save", "kit.tar").stdout == "kit.tar\nkit.tar.json\n"
+    assert (tmp_path / "kit.tar").read_bytes() == b"an archive"
+    assert call("load", "kit.tar").stdout == "kit:1\n"
+    assert call("load", "kit.tar").stderr.startswith("error: kit.tar: holds another image than kit:1. hint: copy both")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the SDK leaves a build's context open
+def test_an_image_is_built_from_the_locks_of_the_folder_once(container, tmp_path):
+    for file in ("Dockerfile", "requirements.uv.lock", "requirements.cpu.lock"):
+        (tmp_path / file).touch()
+    name = image_name("cpu", tmp_path)
+    steps = [(200, {"stream": "Step 1/9\n"}), (200, {"error": "no wheel\n"})]
+    call, asked = container(**{f"GET /images/{name}/json": [GONE, THERE], "POST /build": steps})
+    done = call("build", "--base", "mine", "--torch-backend", "cu130")
+    assert (done.stdout, done.stderr) == (f"{name}\n", "Step 1/9\n")
+    (asked_for,) = [json.loads(parse_qs(line)["buildargs"][0]) for line in asked if line.startswith("/build?")]
+    assert asked_for.items() >= {"LOCK": "cpu", "BASE_IMAGE": "mine", "TORCH_BACKEND": "cu130"}.items()
+    assert call("build").stderr == "it is there already; --rebuild makes another\n"
+    assert call("build", "--rebuild").stderr.startswith("error: the image could not be built: no wheel. hint: see the")
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the SDK leaves the stream's socket open
+def test_a_stage_runs_in_the_image_and_ends_as_it_does(engine, tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.chdir(tmp_path)
+    parts = ((1, b"one\n"), (2, b"two\n"), (1, b"three\n"))  # the engine names the stream and the length of each
+    said = b"".join(bytes([stream, 0, 0, 0, 0, 0, 0, len(text)]) + text for stream, text in parts)
+    environ, asked = engine(**{"GET /images/kit:1/json": [THERE], "POST /containers/one/attach": [(200, said)]})
+    with pytest.raises(SystemExit) as ended:
+        enter(["pipeline/host.py"], {**environ, IMAGE: "kit:1"})
+    assert (ended.value.code, asked[-1].partition("?")[0]) == (7, "/containers/one")
+    assert capfdbinary.readouterr() == (b"one\nthree\n", b"in the image kit:1\ntwo\n")
+    gc.collect()
+
+
+def test_the_doctor_names_the_image():
+    (gone,), (there,) = image(None, "kit:1"), image(Image(KIT), "kit:1")
+    assert (gone.status, gone.text) == ("warning", "no kit:1 for these locks, so stages run on the host")
+    assert there.text == "kit:1, 0123456789ab on base, a base without a digest"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +288,8 @@ def test_a_signal_that_comes_before_the_command_is_sent_once_it_runs(refusal, en
         assert asked == ["/containers/one/kill?signal=15"]
         relay.start()  # as after the start of the container
         relay.start()
-    assert asked == ["/containers/one/kill?signal=15"] * 2
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever asks again does not want to wait
+    assert asked == [f"/containers/one/kill?signal={number}" for number in (15, 15, 9)]
 
 
 def test_the_doctor_goes_on_where_the_engines_disk_and_the_locks_are_not_to_be_seen(engine, tmp_path, monkeypatch):

@@ -292,6 +292,12 @@ def test_a_machine_whose_end_nobody_can_read_says_itself_what_it_failed_of(folde
     assert capsys.readouterr().err == ("" if read else f"node 1 ({socket.gethostname()}): no device. hint: look\n")
     assert folder.exists() == bool(folders)
     assert {node: str(error) for node, error in read_endings(folder).items()} == read
+    alone = {"SAMEBITS_LAUNCH": str(folder)}
+    with pytest.raises(HostError, match="no device"), ending_told(alone):
+        raise HostError("no device", hint="look")
+    with ending_told(alone):
+        pass
+    assert read_endings(folder).get(0, "unread") == (None if folder.is_dir() else "unread")
 
 
 LOGS = """echo "Submitted batch job 17"
@@ -317,6 +323,23 @@ def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, pro
     monkeypatch.setattr(sender, "start_sender", started.append)
     assert launch("slurm", *DDP).exit_code == 0
     assert started == [Path(".samebits/runs/of-the-job.jsonl")]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_stage_that_belongs_on_the_cluster_ends_as_it_does_there(code, stage, program, tmp_path):
+    """Node 0 has printed its own error there."""
+    ending = json.dumps({"schema": 1, "exit_code": code, "message": "said there", "hint": "look"})
+    told = f"""echo '{ending}' > "$SAMEBITS_LAUNCH/node0.json\""""
+    program("sbatch", f"echo 'Submitted batch job 17'\n{told}\nexit {code}")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    done = stage("train", *DDP, SAMEBITS_LAUNCHER="slurm", PATH=os.environ["PATH"])
+    assert (done.returncode, "error: " in done.stderr) == (code, False), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_job_that_slurm_does_not_take_is_the_hosts_fault(repository, program):
+    program("sbatch", "echo 'sbatch: error: invalid partition' >&2\nexit 1")
+    assert "error: sbatch: error: invalid partition. hint: see cluster.toml" in launch("slurm", *DDP).stderr
 
 
 def test_a_step_that_slurm_does_not_take_is_the_hosts_fault(repository, program, monkeypatch):

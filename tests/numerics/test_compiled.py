@@ -17,7 +17,7 @@ import torch
 
 from samebits.errors import HostError
 from samebits.host.variables import KERNELS
-from samebits.numerics.exact import convolution_kernels, grid, losses, products, sums
+from samebits.numerics.exact import cells, convolution_kernels, grid, losses, products, sums
 from samebits.numerics.exact.compiled import build, check
 from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
 from samebits.numerics.exact.convolution import Layout, convolved, gradient_of_images, gradient_of_kernels
@@ -112,7 +112,11 @@ def test_rows_have_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, .
     for one in (weight, None):
         back = partial(rows.layer_norm_backward, grad, x, [width], mean, scale, one, bias)
         assert_same(kernels, lambda back=back: [g for g in back([True] * 3) if g is not None])  # type: ignore[misc]
+        assert back([False, True, True])[0] is None
     assert_same(kernels, lambda: (normed(x, 1e-6), normed(x, 0.0, grad), normed(0 * x, 1e-6, grad)))
+    lain, across = (t.mT.contiguous().mT for t in (x, grad))  # whose rows do not lie side by side
+    given = (lain, [width], mean, scale, weight, bias, [True, False, False])
+    assert_same(kernels, lambda: (normed(lain, 1e-6, across), rows.layer_norm_backward(across, *given)[0]))  # type: ignore[arg-type]
     flat = x.reshape(-1, width)
     targets = torch.arange(flat.shape[0]) % width
     assert_same(kernels, lambda: losses.cross_entropies(flat, targets))
@@ -195,6 +199,19 @@ def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tu
         assert_same(kernels, lambda numbers=numbers: [fixed_order_sum(numbers, dims) for dims in axes])  # type: ignore[misc]
 
 
+def test_a_recurrent_step_of_rows_that_do_not_lie_side_by_side(kernels: Library) -> None:
+    before, across = [usual(3, 4, salt=1), usual(3, 4, salt=2)], usual(4, 3, salt=3).to(torch.float64).T
+    x, gaps = usual(3, 16, salt=4), usual(32, salt=5)[::2]
+
+    def run() -> list[Tensor]:
+        out, slopes = [torch.empty(3, width) for width in (4, 4, 16, 4)], torch.empty(3, 16)
+        cells.LSTM.step(x, x.to(torch.float64), gaps, before, out)
+        earlier = cells.LSTM.slopes([across, across], before, out[2:], [slopes])
+        return [*out, slopes, *(one for one in earlier if one is not None)]
+
+    assert_same(kernels, run)
+
+
 @pytest.mark.parametrize("special", [0.0, -0.0, 1e-45, 3e38, math.inf, math.nan])
 @pytest.mark.parametrize("terms", [1, 7, 90])
 @pytest.mark.parametrize("shape", [(1,), (9,), (4, 5), (3, 1, 70), (2, 6, 1, 3)], ids=str)
@@ -222,6 +239,7 @@ def test_running_sums(kernels: Library, shape: tuple[int, ...], special: float) 
     assert_same(kernels, lambda: [cumsum(x, dim) for dim in range(-1, x.dim())])
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("function", [index_add, scatter_add])
 @pytest.mark.parametrize(
     "places",
@@ -231,13 +249,13 @@ def test_running_sums(kernels: Library, shape: tuple[int, ...], special: float) 
     ],
     ids=str,
 )  # fmt: skip
-def test_wrong_places_are_an_error_as_before(kernels: Library, function: Any, places: list[Any]) -> None:
+def test_wrong_places_are_an_error_as_before(kernels: Library, function: Any, places: list[Any], width: int) -> None:
     """Most of index_add's are no error of scatter_add's, and the other way round; then both have the same bits."""
     said = []
     for library in (None, kernels):
         with using(library):
             try:
-                said.append(function(torch.ones(3, 1), 0, torch.tensor(places), torch.ones(3, 1)).tolist())
+                said.append(function(torch.ones(3, 1), 0, torch.tensor(places), torch.ones(3, width)).tolist())
             except (IndexError, RuntimeError) as error:
                 said.append(str(error))
     assert said[0] == said[1]
@@ -435,6 +453,18 @@ with library.using(None):
 def test_a_team_that_is_smaller_than_asked_for_leaves_no_row_out(limit: str) -> None:
     name, _, value = limit.partition("=")
     subprocess.run([sys.executable, "-c", _TEAM], env={**os.environ, name: value}, check=True)
+
+
+def test_kernels_with_other_bits_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(Library):
+        def call(self, name: str, *arguments: Any) -> None:
+            super().call(name, *arguments)
+            if name == "tanh_double":
+                arguments[1].add_(1)
+
+    monkeypatch.setattr(check, "_loaded", lambda device: Wrong(build.library()))
+    found = check._found.__wrapped__(CPU)
+    assert str(found).startswith("compiled kernels give other bits on cpu: tanh. hint: report it")
 
 
 def test_the_check_reaches_every_kernel(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 import exact_probe
@@ -27,6 +28,7 @@ from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.batch_norm import RunningStatistics, ShardNorms
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.exact.survey import Refusals
 from samebits.numerics.exact.windows import Windows
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
@@ -378,6 +380,13 @@ def test_running_statistics_are_the_mean_over_the_shards_of_all_ranks():
         windows.settle(lambda values: values, CPU)
 
 
+def test_ranks_that_reach_other_layers_of_batch_norm_are_refused():
+    model, running = nn.BatchNorm1d(2), RunningStatistics(1)
+    ShardNorms(model, Engine(), running.start(0)).batch_norm(torch.eye(2), *model.buffers(), training=True)
+    with pytest.raises(RefusedError, match="the shards of a batch reach other BatchNorm layers"):
+        running.settle(model, lambda values: values + 1, CPU)  # another rank has a larger number for its layers
+
+
 @pytest.mark.parametrize(
     "name", ["residual net", "rotary", "signal", "resampled", "transformers llama"]
 )  # without dropout
@@ -474,6 +483,7 @@ REFUSED = [
     (lambda: hooked("register_post_accumulate_grad_hook"),
      r"model\.body\.weight: it has a hook for its gradient, expected none"),
     (lambda: Does().double(), r"model\.body\.weight: its values are torch\.float64, expected float32"),
+    (lambda: (torch.set_num_threads(2), Does())[1], "the factory changes a switch of PyTorch's: set_num_threads"),
     (lambda: torch.linalg.inv(nn.Linear(4, 4).weight), ".*linalg"),  # what a factory computes is exact too
 ]  # fmt: skip
 REFUSED_IN_FORWARD = [
@@ -492,6 +502,12 @@ REFUSED_IN_FORWARD = [
     (lambda net, x: checkpoint(lambda y: net.other(y).tanh(), x, use_reentrant=False),
      "Linear: forward runs again in the backward pass, as activation checkpointing has it"),
     (lambda net, x: x * (x.data_ptr() % 2), r"model \(Does\): forward asks where a tensor lies in memory"),
+    (lambda net, x: x + float(np.sum(x.numpy())), r"model \(Does\): forward hands a tensor to NumPy, whose arithmetic"),
+    (lambda net, x: (y := net.other(x), y.register_hook(lambda _: net.other.weight.grad))[0],
+     r"in the backward pass: a parameter's gradient \(\.grad\) is asked for"),
+    (lambda net, x: x + net.norm(x[:1]), r"model\.norm \(BatchNorm1d\): it has one value for each channel of a shard"),
+    (lambda net, x: F.batch_norm(x, torch.zeros(192), torch.ones(192), training=True),
+     r"model \(Does\): running statistics are expected in the buffers of a module"),
     (lambda net, x: x * time.time(), r"model \(Does\): time.time is asked for"),
     (lambda net, x: x + len(Path(__file__).read_text()), r"model \(Does\): .*test_exact_models.py is read"),
     (beside(lambda net: threading.Thread(target=print).start()), r"model \(Does\): a thread is started"),
@@ -507,6 +523,7 @@ REFUSED_IN_FORWARD = [
         (lambda net: net.norm.running_mean.data.add_(1), r"model\.norm.running_mean"),
         (lambda net: setattr(net, "seen", net.seen + 1), r"model\.seen"),
         (lambda net: net.body.weight.detach().mul_(0.5), r"model\.body\.weight"),
+        (lambda net: _disable_current_modes()(net.body.weight.detach().mul_)(0.5), r"model\.body\.weight"),
         # ``.data`` counts its versions apart.
         (lambda net: net.body.weight.data.mul_(0.999), r"model\.body\.weight"),
         (lambda net: net.body.weight.data[0].clamp_(max=0.1), r"model\.body\.weight"),
@@ -518,8 +535,11 @@ REFUSED_IN_FORWARD = [
 
 @pytest.mark.parametrize(("factory", "why"), REFUSED, ids=[why for _, why in REFUSED])
 def test_what_is_not_exact_is_refused_with_its_place(factory, why):
-    with pytest.raises(UserError, match=f"^exact: {why}"):
-        train(factory)
+    try:
+        with pytest.raises(UserError, match=f"^exact: {why}"):
+            train(factory)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("what", "why"), REFUSED_IN_FORWARD, ids=[why for _, why in REFUSED_IN_FORWARD])
@@ -530,6 +550,30 @@ def test_what_forward_may_not_do_is_named(what, why):
     finally:
         torch.set_num_threads(1)
         vars(what).pop("seen", None)
+
+
+def test_a_switch_is_named_before_a_backward_pass_that_needs_it():
+    with pytest.raises(RefusedError, match=r"^exact: a switch of PyTorch's, set_grad_enabled: written in forward"):
+        require_same_again(*prepared(Does(beside(lambda net: torch.set_grad_enabled(False)))))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Does(functools.partial(lambda ticks, net, x: torch.special.i0(x) * next(ticks), itertools.cycle([1]))),
+         "model.what[0], an iterator: written in forward"),
+        (lambda: Does(lambda net, x: torch.special.i0(x) @ net.other.weight.requires_grad_(False).T),
+         "Does in model: forward changes whether a parameter is trained"),
+        (lambda: Does(lambda net, x: (torch.special.i0(x), setattr(net.body.weight, "data", torch.ones(20, 192)))[0]),
+         "model.body.weight: written in forward"),
+    ],
+)  # fmt: skip
+def test_a_survey_tells_of_what_ends_a_pass_and_of_the_rest(make, told):
+    numerics, refusals = exact(), Refusals()
+    numerics.survey(make(), MicroBatch(images(), classes(), 0, range(SHARDS)), refusals)
+    found = [text for text, _ in refusals.told()]
+    for part in (told, "Does in model: prims::bessel_i0: it has no exact version"):
+        assert sum(text.startswith(part) for text in found) == 1, found
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -17,6 +17,7 @@ from samebits.numerics.initialization import portable_initialization
 from samebits.portable.random import Stream
 
 COUNT = torch.arange(1, 4)
+MANY = torch.arange(1, 1001) * 33333
 WAVE = torch.complex(torch.ones(3), torch.ones(3))
 
 
@@ -31,6 +32,7 @@ WAVE = torch.complex(torch.ones(3), torch.ones(3))
         (lambda: COUNT.pow(2), [1, 4, 9]),
         (lambda: (COUNT * COUNT).sqrt(), [1.0, 2.0, 3.0]),
         (lambda: torch.full((3,), 2**24 + 1).sum(dtype=torch.float32), 3.0 * 2**24 + 4),
+        (lambda: MANY.nansum(dtype=torch.float32) - MANY.sum(dtype=torch.float32), 0.0),
         (lambda: COUNT.cumsum(0, dtype=torch.float32), [1.0, 3.0, 6.0]),
         (lambda: torch.arange(0.0, 0.3, 0.1), [0.0, 0.1, 0.2]),
         (lambda: torch.arange(-100.0, 100.0, 0.1), [0.1 * i - 100.0 for i in range(2000)]),
@@ -79,6 +81,7 @@ def gradient(function, x):
         (lambda: torch.tensor([NAN, 3e9, -1e20, 2.7]).to(torch.int32), [0, 2147483647, -2147483648, 2]),
         (lambda: torch.native_dropout(torch.ones(2), 0.5, False)[0], [1.0, 1.0]),
         (lambda: torch.zeros(2, 3).cumsum(1), [[0.0] * 3] * 2),
+        (lambda: torch.cat([*map(torch.flatten, torch.linalg.qr(torch.tensor([[3.0], [4.0]]), mode="r"))]), [-5.0]),
         (lambda: gradient(lambda x: F.max_pool2d(x, 3, 2, 1), torch.full((1, 1, 2, 2), -INF)),
          [[[[1.0, 0.0], [0.0, 0.0]]]]),
         (lambda: gradient(lambda x: F.embedding(torch.tensor([0, 1, 1]), x, padding_idx=0), torch.ones(2, 1)),
@@ -188,6 +191,31 @@ def test_transposed_convolutions(settings):
 def test_what_has_no_exact_version_is_refused(compute, name):
     with Engine(), pytest.raises(UserError, match=f"exact: .*{name}"):
         compute()
+
+
+@pytest.mark.parametrize(
+    ("compute", "why"),
+    [
+        (lambda: torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", "0"),
+         "all_reduce: in forward its result depends on what other ranks have"),
+        (lambda: torch.ops.higher_order.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(2),)),
+         "cond: control flow as an operation is not looked into"),
+    ],
+)  # fmt: skip
+def test_what_a_forward_pass_may_not_do_is_refused(compute, why):
+    with Engine(Draws(0, 0, [0])), pytest.raises(UserError, match=f"exact: .*{why}"):
+        compute()
+
+
+def test_a_fused_dropout_scales_what_it_keeps_and_its_gradient():
+    x = torch.full((4000,), 3.0, requires_grad=True)
+    with Engine(Draws(0, 0, [0])):
+        y, _ = torch.native_dropout(x, 0.25, True)
+    with Engine():
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert {*y.tolist()} == {0.0, 4.0}
+    assert y.mean().item() == pytest.approx(3.0, abs=0.1)
+    torch.testing.assert_close(grad, y.detach() / 3)
 
 
 PLACES = torch.tensor([1, 0, 1])

@@ -84,6 +84,14 @@ def test_a_switch_of_cudnn_changes_nothing(normalized):
     torch.testing.assert_close(on, normalized(x, True))
 
 
+def test_running_statistics_of_instances_are_used_as_pytorch_uses_them():
+    norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+    norm(torch.arange(24.0).view(2, 3, 4))
+    norm.weight.data = torch.tensor([0.5, 2.0, 3.0])
+    x, norm = torch.linspace(-2, 2, 24).view(2, 3, 4), norm.eval()
+    torch.testing.assert_close(exactly(lambda: norm(x)), norm(x))
+
+
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 @pytest.mark.parametrize("loss", [F.binary_cross_entropy, F.binary_cross_entropy_with_logits])
 @pytest.mark.parametrize(

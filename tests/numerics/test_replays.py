@@ -1,5 +1,6 @@
 """Passes that are replayed give the bits of passes that Python runs, here on a CPU."""
 
+import functools
 import re
 
 import pytest
@@ -213,6 +214,16 @@ def test_a_pass_that_reads_a_number_is_not_recorded():
     assert found == expected
     why = "the model cannot be captured: what aten::_pack_padded_sequence does depends on the numbers of a step"
     assert (numerics.arithmetic().not_replayed, numerics.recorder.recorded) == (why, 0)
+
+
+def test_a_pass_that_draws_on_the_host_is_not_recorded(monkeypatch):
+    noisy = functools.partial(models.Does, lambda net, x: x + torch.randn_like(x))
+    monkeypatch.setitem(MODELS, "noisy", (noisy, models.images, models.classes))
+    expected, _ = trained(ExactNumerics, "noisy", steps=4)
+    found, numerics = trained(Replayed, "noisy", steps=4)
+    assert found == expected
+    why = "the model cannot be captured: forward draws random numbers on the host"
+    assert numerics.arithmetic().not_replayed == why
 
 
 def test_shards_stay_in_one_pass_after_a_capture_has_failed(data_dir):

@@ -56,6 +56,7 @@ class Net(nn.Module):
     [
         lambda net, x: net.body(x) - net.body(x).mean(0),  # of the shard
         lambda net, x: net.body(x.roll(1, 0)) / x.shape[0],
+        lambda net, x: net.body(x) + F.linear(x, net.body.weight[0]).unsqueeze(1),  # a weight of one axis
         lambda net, x: F.linear(x, net.body.weight * x.std(), net.body.bias),  # other weights for each shard
         lambda net, x: net.body(x) + net.body.weight[:, [0, 1, 0, 1]].sum(1),  # places that meet
         lambda net, x: net.body(x) + x @ net.body.weight.T + net.body.weight.sum(1),  # three uses
@@ -244,6 +245,23 @@ def test_a_model_that_cannot_run_all_shards_at_once_runs_them_one_by_one_and_say
     assert numerics.apart == f"model.1 (Asks): {why}"
     assert numerics.arithmetic().shards_apart == numerics.apart
     assert not numerics.windows.apart
+
+
+def test_a_trial_without_room_for_all_shards_says_so():
+    def large(x):
+        return x + torch.empty(2**60).sum() if at_once(x) else x
+
+    numerics, module, batch = prepared(nn.Sequential(nn.Flatten(), Asks(large), nn.Linear(192, 20)))
+    require_same_again(numerics, module, batch)
+    assert numerics.apart == "a trial of one pass ran out of memory"
+
+
+def test_an_option_of_a_look_up_that_is_refused_is_refused_in_one_pass_too():
+    def divided(net, x):
+        return F.embedding((x[:, 0] > 0).long(), net.body.weight, scale_grad_by_freq=True)[:, :20]
+
+    with pytest.raises(RefusedError, match="an embedding with scale_grad_by_freq"):
+        trained(lambda: Net(divided), images, classes, at_once=True)
 
 
 class Hooked(nn.Module):

@@ -69,6 +69,8 @@ BAD = [
         "data.kwargs.nothing: unknown key, accepts features, classes (and 1 more). hint: remove it",
     ),
     ({"model": 3}, "model: got 3: Input should be a valid dictionary"),
+    ({"data": {"task": "file"}}, "data.kwargs: got nothing. hint: name your arrays: kwargs: {inputs: "),
+    ({"data": {"task": "file", "kwargs": {"inputs": "x.npy"}}}, "data.kwargs.targets: got nothing. hint: name your"),
     (
         {"model": {"name": "resnet"}},
         f"model.name: got 'resnet': Input should be one of {', '.join(map(repr, MODELS))}, 'package.module:",

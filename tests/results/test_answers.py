@@ -7,7 +7,7 @@ import pytest
 from dvc.utils.cli_parse import to_path_overrides
 from dvc.utils.hydra import to_hydra_overrides
 
-from page_states import COMMUNICATION, STATES, of_cpus, on_cpus, on_gpus
+from page_states import COMMUNICATION, SMALL_BATCH, STATES, of_cpus, on_cpus, on_gpus
 from samebits.params import parse_params
 from samebits.results.answers import facts, headline, helps, how_much_faster, nothing, summary
 from samebits.results.remarks import SpokenRemark
@@ -120,6 +120,9 @@ def test_what_helps(name, figure, of):
     assert (first.figure, first.of, first.lost) == (figure, of, "1.69 ms of a step")
     assert (first.cause, first.action) == ("the batch is too small to share", "make the batch 4 times as large")
     assert first.another_training
+    unknown = {**SMALL_BATCH, "share": None, "gain": None}
+    (first,) = helps(of_cpus(*on_cpus(findings=(unknown,))))
+    assert (first.figure, first.of) == ("1.69 ms", "of a step; what a change gains is not known")
 
 
 def test_the_answers_run_is_helped_first():
@@ -200,6 +203,8 @@ def test_the_largest_difference_of_all_runs_is_told():
     alike = row("dp", devices=2, verdict=verdict("within tolerance", losses=0.0, weights=0.002))
     told = "losses are the same, weights differ in 1 of 1 tensors, as rounding explains"
     assert is_it_the_same(comparison(row(), alike)).told["fast"] == told
+    left = row("dp", devices=2, verdict=verdict("diverged"))  # as of runs of other lengths
+    assert is_it_the_same(comparison(row(), left)).told["fast"] == "dp-fast left single-fast"
 
 
 def test_bits_on_any_host_need_the_samples_of_a_users_own_dataset():
@@ -302,3 +307,4 @@ def test_of_another_host_the_bits_alone_are_compared():
     assert (told.moved, told.bits) == ((), "≠ other exact bits")
     assert told.when.endswith("on another host")
     assert since(of_cpus(*on_gpus()[:3]), before(ratio(3.0))).bits == ""
+    assert [one.name for one in since(of_cpus(*on_gpus()), before(None)).moved] == ["dp"]

@@ -27,6 +27,7 @@ from samebits.results.sameness import is_it_the_same
 from samebits.results.table import HEADINGS, cells, markdown
 from samebits.results.terminal import show
 from samebits.results.text import (
+    describe_row,
     describe_run,
     figures_in_words,
     notes_of,
@@ -36,7 +37,7 @@ from samebits.results.text import (
     say_speed,
 )
 from samples import comparison as sample
-from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing
+from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing, verdict
 
 TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
@@ -619,6 +620,12 @@ def test_a_speed_up_that_may_be_1_is_said_to_show_nothing(speedup, said):
 )
 def test_what_the_same_bits_cost(price, said):
     assert say_price(price) == f"A step in exact, with the same bits on any host, takes {said}"
+
+
+def test_a_run_is_described_with_what_it_is_measured_against_and_its_verdict():
+    first, other = describe_row(row()), describe_row(row("dp", verdict=verdict("bitwise")))
+    assert first.startswith("single-fast on 1 GPU is what the others are measured against.\n\nTest loss 2.0000")
+    assert "\n\nAgainst single-fast: **bitwise**.\n\n- losses: bitwise, all 2 steps\n\n- weights: bitwise" in other
 
 
 def test_one_line_about_a_training(compared, tmp_path):

@@ -111,6 +111,10 @@ def test_a_type_that_cannot_be_measured_is_still_compared(tmp_path):
 def test_models_of_different_kinds(other, problem, tmp_path):
     found = compare_weights(save(tmp_path / "x", a=A, b=B), save(tmp_path / "y", **other), TOLERANCE)
     assert (found.grade, found.problem) == ("diverged", problem)
+    losses = compare_losses([2.0, 1.5], [2.0], Tolerance(["fp32"]))
+    said = sentences(Verdict(grade="diverged", losses=losses, weights=found))
+    assert said[0].endswith("; the first 1 are the same bits")
+    assert said[1] == f"weights: diverged: {problem}"
 
 
 def test_a_damaged_file_is_named(tmp_path):

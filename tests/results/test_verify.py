@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from samebits.cli.commands import main
 from samebits.errors import Interrupted, UserError
 from samebits.here import TOLD
+from samebits.params import write_params
 from samebits.results import verify
 from samples import PARAMS, run_files, run_record
 
@@ -116,6 +119,13 @@ def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, fo
     found = list(verify.verify(PARAMS, ["single"], scratch, folder=folder, quick=quick))
     assert [one.text for one in found] == [line.replace("LOCK", str(folder / "dvc.lock")) for line in told]
     assert [one.same for one in found] == ["DIFFERENT" not in line for line in told]
+    monkeypatch.setattr(verify, "stale", lambda strategies, folder: [f"{folder}: older"])
+    for place in {Path(), folder}:
+        write_params(PARAMS, place / "params.yaml")
+    asked = ["verify", "--strategy", "single", "--folder", str(folder), *["--quick"] * quick]
+    done = CliRunner().invoke(main, asked)
+    assert done.stdout.splitlines() == [one.text for one in found]
+    assert (done.exit_code, done.stderr) == (int(not all(one.same for one in found)), f"{folder}: older\n")
 
 
 @pytest.mark.attack("another user of the host")

@@ -1682,6 +1682,27 @@ def test_devices_cannot_be_chosen_for_a_run_of_single(repository, monkeypatch):
         reproduce.reproduce("0" * 32, repository, num_devices="2", confirm=lambda text: True)
 
 
+@pytest.mark.parametrize(
+    ("numerics", "options", "answer", "code"),
+    [("exact", ["--yes"], "", 1), ("fast", [], "y", 0), ("fast", ["--require", "bitwise", "--json"], "y", 1),
+     ("fast", [], "n", 2), ("fast", [], "", 2)],
+)  # fmt: skip
+def test_recorded_code_runs_if_the_answer_is_yes_and_has_to_do_as_it_did(
+    numerics, options, answer, code, repository, monkeypatch
+):
+    for name, weight in (("a", 1.0), ("b", 1.00001)):
+        run_files(repository / name, run_record("single", numerics), weight=weight)
+    facts = {"run": read_run(repository / "a"), "commit": "c0ffee", "patch": None, "params": ""}
+    made = Mock(**facts, describe=lambda patch: "what will be run")
+    for name, given in {"fetch_run": None, "read_recorded": made, "worktree": nullcontext(repository),
+                        "train_again": read_run(repository / "b"), "log_reproduction": None}.items():  # fmt: skip
+        monkeypatch.setattr(reproduce, name, lambda *_, given=given, **__: given)
+    done = CliRunner().invoke(main, ["reproduce", "0" * 32, *options], input=answer)
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (code, "what will be run")
+    assert done.stdout[:5] == ('{\n  "' if "--json" in options else {0: "≈ wit", 1: "≠ div", 2: ""}[code])
+    assert ("error: nothing was run. hint: answer y, or give --yes" in done.stderr) == (code == 2)
+
+
 KILLED = """
 import os, signal
 from sqlalchemy import event

@@ -3,6 +3,7 @@
 import math
 import runpy
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -269,3 +270,7 @@ def test_samples_that_are_not_finite_are_named_before_what_comes_of_them():
     found = diagnosis.where_not_finite(NotFiniteError("x", hint=""), numerics, nn.Linear(1, 1), batches, lambda x: x)
     assert str(found).startswith("sample 10, 12 of the batch of step 7: infinity or NaN. hint: correct")
     assert isinstance(found, UserError)
+    for elsewhere, kind in ((1, CollectiveError), (0, NotFiniteError)):  # the rank that has met it says where
+        told = partial(torch.add, other=elsewhere)
+        found = diagnosis.where_not_finite(NotFiniteError("x", hint=""), numerics, nn.Linear(1, 1), batches[:1], told)
+        assert type(found) is kind

@@ -304,7 +304,9 @@ class _Batch(_Running):
         """As above. Raises HostError: Slurm did not accept the job."""
         code = super().wait(seconds)
         if code and not self.number():
-            raise HostError(f"sbatch: {last_line(self.said())}", hint="see cluster.toml, and `sinfo`")
+            raise HostError(
+                f"sbatch: {last_line(self.said()).removeprefix('sbatch: ')}", hint="see cluster.toml, and `sinfo`"
+            )
         return code
 
     def stop(self, signum: int) -> None:

@@ -4,11 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from conftest import small
+from samebits.cli.commands import main
 from samebits.errors import HostError, UserError
-from samebits.params import parse_params
+from samebits.params import parse_params, write_params
 from samebits.records.breakdown import Breakdown, Bucket, Traffic
 from samebits.records.run import read_run
 from samebits.remarks import Missing, Oversubscribed
@@ -233,6 +235,35 @@ def test_a_training_without_its_references_is_said(tmp_path):
     assert f"weak, 2 devices: {problem.sentence()}" in found.notes
     assert [one.speedup for one in found.measured if one.scaling == "weak" and one.devices == 2] == [None]
     assert len([one for one in found.points if one.rows == BATCH and one.bytes]) == 1  # its own time counts
+
+
+def test_nothing_is_projected_by_a_fit_that_misses_the_points(tmp_path):
+    found = curve([*pairs_of(tmp_path, 2), run_of(tmp_path, "few", 2, speed=0.02)])
+    assert found.projections == ()
+    assert re.fullmatch(r"the fit misses the points by \d+%, so nothing is projected: measure when .*", found.notes[-1])
+    assert re.search(r"How far to trust it\? +not far +the fit misses the points by \d+%; see the notes", say(found))
+
+
+def test_the_command_trains_each_and_writes_the_curve(tmp_path, monkeypatch, cores):
+    def train_in(scratch, params, name, *arguments):
+        asked.append((name, params.train.global_batch_size, params.train.epochs, *arguments[-3:]))
+        run_of(scratch, name.partition("-")[0], arguments[-3])
+        return scratch / name
+
+    asked = []
+    cores(2)
+    monkeypatch.chdir(tmp_path)
+    write_params(PARAMS, tmp_path / "params.yaml")
+    monkeypatch.setattr(measure, "prepare_in", lambda scratch, params: asked.append(params.data.num_samples))
+    monkeypatch.setattr(measure, "train_in", train_in)
+    done = CliRunner().invoke(main, ["scale", "--devices", "1,2", "--steps", "40"])
+    few = ("few-2", 8, 1, 2, "--steps", 40)
+    assert asked == [512, ("strong-2", 64, 5, 2, "--steps", 40), ("weak-2", 128, 10, 2, "--steps", 40), few], done
+    assert "1 of 3: 2 devices with 32 samples each, median step 3 ms\n" in done.stderr
+    assert done.stderr.endswith("reports/scaling.json and reports/plots/scaling.png\n")
+    written = Scaling.read(tmp_path / "reports/scaling.json", made_by="")
+    assert done.stdout == f"{say(written)}\n"
+    assert (tmp_path / "reports/plots/scaling.png").exists()
 
 
 def test_a_curve_finds_what_was_planted(tmp_path):

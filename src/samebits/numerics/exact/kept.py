@@ -144,8 +144,7 @@ class Kept:
         elif (look := _looking_at(value)) is not None:
             self._add(name, look)
         elif isinstance(value, np.ndarray):
-            self._bytes += value.nbytes
-            if self._bytes <= _MOST_BYTES and value.dtype != object:
+            if value.dtype != object and self._has_room(value.nbytes):
                 self._add(name, value.tobytes)
         elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self._function(name, value, depth)
@@ -167,10 +166,14 @@ class Kept:
             self._add(f"{name}.grad", lambda: (tensor.grad,))
             if tensor.grad is not None:
                 self._walk(f"{name}.grad", tensor.grad, _DEPTH)
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
-            self._bytes += tensor.nbytes
-            if self._bytes <= _MOST_BYTES:
-                self._add(name, lambda: bits(tensor))
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and self._has_room(tensor.nbytes):
+            self._add(name, lambda: bits(tensor))
+
+    def _has_room(self, count: int) -> bool:
+        """Take room for so many bytes. What is too large leaves the room to others."""
+        fits = self._bytes + count <= _MOST_BYTES
+        self._bytes += count if fits else 0
+        return fits
 
     def _function(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, functools.partial):
