@@ -43,6 +43,8 @@ MORE = {
     "interpolate exactly, 2d": lambda x: F.interpolate(x.view(1, 2, 2, 2), scale_factor=2.0, mode="nearest-exact"),
     "interpolate exactly, 3d": lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"),
     "pad 3d": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate"),
+    "reflect 2d": lambda x: F.pad(x.view(1, 2, 2, 2), (1, 1, 1, 1), mode="reflect"),
+    "reflect 3d": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect"),
     "embedding_bag without gradient": lambda x: F.embedding_bag(
         torch.zeros((1, 2), dtype=torch.int64, device=x.device), x.detach().view(4, 2)
     ),
