@@ -27,8 +27,6 @@ def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of ``matmul``, rounded, as float64."""
     bits = bits_of_products(a.shape[-1])
     left = snap(a.mT, -2, bits).mT if a.dim() > 1 and a.mT.is_contiguous() else snap_rows(a, bits)
-    if b.dtype == torch.float64:
-        return left, b
     return left, snap_rows(b.mT, bits).mT if b.mT.is_contiguous() else snap(b, -2, bits)
 
 
@@ -42,7 +40,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """``matmul`` of each line along an axis and a matrix (size, new size), which is on its grids if it is float64."""
+    """``matmul`` of each line along an axis and a matrix (size, new size)."""
     return matmul(x.movedim(axis, -1).contiguous(), matrix).movedim(-1, axis)
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import bits_of_products, snap
+from samebits.numerics.exact.grid import bits_of_products, snap, snap_rows
 from samebits.numerics.exact.operations.complex_numbers import is_complex, joined, parts
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact
-from samebits.numerics.exact.products import matmul_along
+from samebits.numerics.exact.products import exact_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +44,14 @@ def _turns(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _table(matrix: Tensor, device: torch.device) -> Tensor:
-    """A matrix as the second factor of ``matmul``: in float64 it is on its grids."""
+    """A matrix as it is kept: on its grids, unless that would take too much memory."""
     matrix = matrix.to(device)
-    return matrix if matrix.numel() > _WIDE else snap(matrix, -2, bits_of_products(len(matrix)))
+    return matrix if matrix.numel() > _WIDE else _on_grids(matrix)
+
+
+def _on_grids(matrix: Tensor) -> Tensor:
+    """A table's numbers as float64 on the grids of its columns."""
+    return snap(matrix, -2, bits_of_products(len(matrix)))
 
 
 @_kept
@@ -76,10 +81,12 @@ def _to_reals(count: int, device: torch.device) -> Tensor:
     return _table(torch.cat([cosine[:kept].mul(twice), sine[:kept].mul(twice).neg()], 0), device)
 
 
-def _along(x: Tensor, dim: int, matrix: Tensor, count: int, normalization: int) -> Tensor:
-    """Lines along ``dim``, one part behind the other, times a matrix and PyTorch's factor; rounded once."""
+def _along(x: Tensor, dim: int, table: Tensor, count: int, normalization: int) -> Tensor:
+    """Lines along ``dim``, one part behind the other, times a table and PyTorch's factor; rounded once."""
     scale = (1.0, 1.0 / math.sqrt(count), 1.0 / count)[normalization]
-    return matmul_along(x, dim, matrix).mul_(scale).to(torch.float32)
+    lines = snap_rows(x.movedim(dim, -1).contiguous(), bits_of_products(len(table)))
+    product = exact_matmul(lines, table if table.dtype == torch.float64 else _on_grids(table))
+    return product.movedim(-1, dim).mul_(scale).to(torch.float32)
 
 
 @exact(aten._fft_c2c)

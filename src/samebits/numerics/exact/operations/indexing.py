@@ -157,7 +157,7 @@ def _added(x: Tensor, indices: list[Tensor | None], values: Tensor) -> Tensor:
     """``x`` with ``values`` added at places: slices of the axes with indices, where these are neighbours."""
     met = {axis: index for axis, index in enumerate(indices) if index is not None}
     first, last = min(met), max(met) + 1
-    if last - first > len(met) or any(index.dtype == torch.bool for index in met.values()):
+    if last - first > len(met) or any(index.dtype in (torch.bool, torch.uint8) for index in met.values()):
         first, last = 0, x.dim()  # a mask may be of several axes
     before, indexed, after = x.shape[:first], x.shape[first:last], x.shape[last:]
     place = torch.arange(math.prod(indexed), device=x.device).view(indexed)[_places(indices[first:last])]
