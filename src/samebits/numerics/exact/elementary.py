@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_LN2_HI = float.fromhex("0x1.62e42fee00000p-1")  # 33 bits, so that k * _LN2_HI is exact
-_LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
+LN2_HI = float.fromhex("0x1.62e42fee00000p-1")  # 33 bits, so that k * LN2_HI is exact
+LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
 LN2, LN10 = float.fromhex("0x1.62e42fefa39efp-1"), float.fromhex("0x1.26bb1bbb55516p+1")
-_INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
+INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _HALF_PI = [float.fromhex(part) for part in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")]
 _PI = float.fromhex("0x1.921fb54442d18p+1")
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
-_SQRT_TWO = float.fromhex("0x1.6a09e667f3bcdp+0")
-_CODY_WAITE_LIMIT = 2.0**19  # quadrants below 2**20: their products with the parts of pi / 2 are exact
+SQRT_TWO = float.fromhex("0x1.6a09e667f3bcdp+0")
+NEAR = 2.0**19
+"""Angles up to here have fewer than 2**20 quadrants, whose products with the parts of pi / 2 are exact."""
 
 _EXP = [1.0 / math.factorial(k) for k in range(10)]
 _EXPM1 = [*_EXP[1:], 1.0 / math.factorial(10)]
@@ -65,8 +66,8 @@ def exp(x: Tensor) -> Tensor:
     Results beyond float32's range become infinity or zero when they are rounded to it.
     """
     x = x.clamp(-150.0, 150.0)
-    k = x.mul(_INV_LN2).round_()
-    r = x.sub_(k.mul(_LN2_HI)).sub_(k.mul(_LN2_LO))
+    k = x.mul(INV_LN2).round_()
+    r = x.sub_(k.mul(LN2_HI)).sub_(k.mul(LN2_LO))
     return _times_two_to(polynomial(r, _EXP), k)
 
 
@@ -84,7 +85,7 @@ def log(x: Tensor) -> Tensor:
     bits = x.contiguous().view(torch.int64)
     e = (bits >> 52).sub_(1023)
     m = bits.bitwise_and((1 << 52) - 1).bitwise_or_(1023 << 52).view(torch.float64)
-    large = m > _SQRT_TWO
+    large = m > SQRT_TWO
     m = torch.where(large, m.mul(0.5), m)
     e = e.add_(large).to(torch.float64)
     s = m.sub(1.0).div_(m.add(1.0))
@@ -140,14 +141,19 @@ def _circular(x: Tensor, quarter: int) -> Tensor:
     return torch.where((quadrant & 2).bool(), size.neg(), size)
 
 
-def _quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The k modulo 4 and r of x = k * pi / 2 + r, with r at most pi / 4 in magnitude."""
+def near_quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The k and r of x = k * pi / 2 + r, with r at most pi / 4 in magnitude, for x up to ``NEAR``."""
     k = x.mul(_TWO_OVER_PI).round_()
     r = x
     for part in _HALF_PI:
         r = r.sub(k.mul(part))
-    quadrant = torch.where(x.abs() <= _CODY_WAITE_LIMIT, k, 0.0).nan_to_num_().to(torch.int64)
-    far = x.abs() > _CODY_WAITE_LIMIT
+    return torch.where(x.abs() <= NEAR, k, 0.0).nan_to_num_().to(torch.int64), r
+
+
+def _quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``near_quadrants`` for float32 numbers of any size, with k modulo 4."""
+    quadrant, r = near_quadrants(x)
+    far = x.abs() > NEAR
     if x.is_cuda or bool(far.any()):  # asking a GPU would wait for all work queued on it
         far_quadrant, far_r = _far_quadrants(x)
         quadrant, r = torch.where(far, far_quadrant, quadrant), torch.where(far, far_r, r)
@@ -290,7 +296,11 @@ def _near_one(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def power(x: Tensor, y: Tensor) -> Tensor:
     """``x**y``, within 1 ulp if the result's logarithm is below 2**7; negative numbers need whole exponents."""
-    size = exp(log(x.abs()).mul_(y))
+    return signed_power(exp(log(x.abs()).mul_(y)), x, y)
+
+
+def signed_power(size: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """``x**y`` of the power's size: with its sign, and where it is NaN or 1 by definition."""
     whole = y == y.round()
     odd = whole & (y.mul(0.5) != y.mul(0.5).round()) & y.isfinite()
     result = torch.where(torch.signbit(x) & odd, size.neg(), size)

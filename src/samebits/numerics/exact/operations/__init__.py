@@ -10,6 +10,7 @@ from samebits.numerics.exact.operations import (
     contractions,
     convolutions,
     distances,
+    doubles,
     factorization,
     fourier,
     indexing,
@@ -24,5 +25,5 @@ from samebits.numerics.exact.operations import (
 from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
 __all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "bags", "complex_numbers", "contractions",
-           "convolutions", "distances", "factorization", "fourier", "indexing", "normalization", "padding", "pointwise",
-           "pooling", "reductions", "resampling", "selection"]  # fmt: skip
+           "convolutions", "distances", "doubles", "factorization", "fourier", "indexing", "normalization",
+           "padding", "pointwise", "pooling", "reductions", "resampling", "selection"]  # fmt: skip
