@@ -110,11 +110,10 @@ def power(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x**y``, within 2 ulp if y is at most 1, and within 2 + |y| ulp else; small whole ones by multiplication."""
     if not isinstance(y, torch.Tensor):
         assert isinstance(x, torch.Tensor)
-        if abs(y) <= 64 and y == int(y):
-            result = elementary.integer_power(x, abs(int(y)))
+        whole = abs(y) <= 64 and y == int(y)
+        if whole or abs(y) == 0.5:
+            result = elementary.integer_power(x, abs(int(y))) if whole else sqrt(x)
             return result if y >= 0 else torch.ones_like(result).div_(result)
-        if y == 0.5:
-            return sqrt(x)
     device = max((t for t in (x, y) if isinstance(t, torch.Tensor)), key=torch.Tensor.dim).device
     tensors = (torch.as_tensor(t, dtype=torch.float64, device=device) for t in (x, y))
     base, exponent = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
