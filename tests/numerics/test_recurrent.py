@@ -126,6 +126,13 @@ def test_it_is_what_pytorch_computes_in_float64(way, kind, settings):
         assert (got - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
+def test_a_cell_takes_the_names_of_pytorch():
+    module, x, state = filled(nn.GRUCell(WIDTH, 4)), sequences()[0].detach(), torch.ones(SAMPLES, 4)
+    weights = {name.replace("weight", "w").replace("bias", "b"): value for name, value in module.named_parameters()}
+    with torch.no_grad(), Both(module):
+        assert torch.equal(torch.gru_cell(hx=state, input=x, **weights), module(x, state))
+
+
 def test_samples_of_a_batch_do_not_change_each_other():
     """Nor does the order in which packed samples come, or how many there are."""
     module, x = filled(nn.LSTM(WIDTH, 4, bidirectional=True)), sequences()

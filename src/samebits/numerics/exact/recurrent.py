@@ -224,10 +224,13 @@ class Recurrence:
             rows = rows.transpose(0, 1) if batch_first else rows
         return rows, *map(torch.stack, last)
 
-    def _cell(self, cell: Cell, x: Tensor, states: Any, *weights: Tensor | None) -> Any:
-        """``torch.lstm_cell`` and others: one step."""
-        before = list(states) if cell.states > 1 else [states]
-        given = [one for one in weights if one is not None]
+    def _cell(
+        self, cell: Cell, x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """``torch.lstm_cell`` and others: one step, with PyTorch's names."""
+        before = list(hx) if cell.states > 1 else [hx]
+        given = [one for one in (w_ih, w_hh, b_ih, b_hh) if one is not None]
         _, *after = self._steps(cell, [x.shape[0]], x, given, before, biases=len(given) > 2, back=False)
         return tuple(after) if cell.states > 1 else after[0]
 
