@@ -230,9 +230,7 @@ class Asks(nn.Module):
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        (lambda x: x * float(x.sum() > 0), "it asks for a number of its data, as .item() does"),
         (lambda x: x * (x.sum() > 0).tolist(), "it asks for a number of its data, as .item() does"),
-        (lambda x: x if x.sum() > 0 else -x, "an `if` depends on its data"),
         (lambda x: x + x[x > 0].mean(), "a shape depends on its data"),
         (lambda x: x + x.masked_select(x > 0).mean(), "a shape depends on its data"),
         (lambda x: x + x.nonzero().sum(), "a shape depends on its data"),
@@ -262,6 +260,58 @@ def test_an_option_of_a_look_up_that_is_refused_is_refused_in_one_pass_too():
 
     with pytest.raises(RefusedError, match="an embedding with scale_grad_by_freq"):
         trained(lambda: Net(divided), images, classes, at_once=True)
+
+
+class Chooses(nn.Module):
+    """A model that asks for a number of its data, and takes its way by it."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask, self.ways, self.norm = ask, nn.ModuleList(nn.Linear(192, 20) for _ in range(3)), nn.BatchNorm1d(192)
+
+    def forward(self, x):
+        x = F.dropout(self.norm(x.flatten(1)), 0.25)
+        way = self.ask(x)
+        return self.ways[int(way)](x) + torch.randn_like(x[:, :1])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: (x.std() * 1000).long().item() % 3,
+        lambda x: 1 if x.sum() > 0 else 0,
+        lambda x: bool(torch.is_nonzero(x[0, 0])) + bool((x[0, 1] > 0).is_nonzero()),
+        lambda x: int((x.sum() * 1000).round()) % 3,
+        lambda x: float(x.detach().sum()) > 0,
+        lambda x: [0, 1, 2][(x.sum() * 1000).long() % 3],
+        lambda x: 1 in (x[0, :2] > 0).long(),
+        lambda x: (x[0, 0] / (x[0, 1] > 0) * 0).item() > 0,  # NaN for some
+    ],
+)
+def test_shards_that_answer_differently_go_on_in_groups(ask, monkeypatch):
+    alone, _ = trained(lambda: Chooses(ask), images, classes, at_once=False)
+    numerics, module, batch = prepared(Chooses(ask))
+    require_same_again(numerics, module, batch)
+    assert numerics.apart is None
+    run, passes = together.run, []
+    monkeypatch.setattr(
+        together,
+        "run",
+        lambda compute, entered, *more: (
+            passes.append(len(next(iter(entered.values())))),
+            run(compute, entered, *more),
+        )[1],
+    )
+    found, apart = trained(lambda: Chooses(ask), images, classes, at_once=True)
+    assert (found, apart) == (alone, None)
+    assert max(passes) == SHARDS
+    assert min(passes) < SHARDS
+
+
+def test_more_than_one_number_is_none_in_one_pass_too():
+    numerics, module, batch = prepared(nn.Sequential(nn.Flatten(), Asks(lambda x: x * x.item()), nn.Linear(192, 20)))
+    with pytest.raises(RuntimeError, match="cannot be converted to Scalar"):
+        require_same_again(numerics, module, batch)
 
 
 class Hooked(nn.Module):

@@ -16,7 +16,7 @@ from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
 from samebits.numerics.exact.recurrent import Recurrence
-from samebits.numerics.exact.together import physical
+from samebits.numerics.exact.together import ANSWERS, answer, physical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,12 +45,15 @@ class _Functions(TorchFunctionMode):
 class OneForm(_Functions):
     """Mode for a forward pass that computes certain functions by the same operations on every device.
 
-    ``norms`` computes those that join the samples of a batch. ``together`` is any tensor of all shards of one pass.
+    ``norms`` computes those that join the samples of a batch. ``together`` is any tensor of all shards of one pass,
+    which ``answers`` what the model asks of its data if all shards say the same.
     """
 
-    def __init__(self, engine: Engine, norms: ShardNorms, *, together: Tensor | None = None) -> None:
+    def __init__(
+        self, engine: Engine, norms: ShardNorms, *, together: Tensor | None = None, answers: bool = False
+    ) -> None:
         super().__init__(engine)
-        self._together = together is not None
+        self._together, self._answers = together is not None, answers
         self._forms = FORMS | Recurrence(engine, together=self._together).forms()
         if together is not None:
             self._forms |= of_shards.FORMS | alignments.OF_SHARDS | root_mean_square.OF_SHARDS | _empties(together)
@@ -70,6 +73,8 @@ class OneForm(_Functions):
             return args[0]
         if self._together and func == _TRAINS:
             return func(physical(args[0]))
+        if self._answers and (func in ANSWERS or func is Tensor.__contains__):
+            return answer(func, *args, recorded=below.watch is not None)
         form, kwargs = self._forms.get(func), kwargs or {}
         if form is None:
             return func(*args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -116,25 +115,31 @@ class ExactModule(nn.Module):
 
     def _run_together(self, part: Part, shards: range, step: int, values: dict[str, Tensor]) -> Tensor | None:
         """``_run_each`` in passes over several shards; None if the model cannot run so."""
-        outputs, kept = [], self._guarded(values)
-        batch = self._numerics.joined_batch(shards)
-        for here in together.passes(shards, values, whole=batch is not None):
-            engine, calls = self._engine(step, here, kept), list[Call]()
-            entered = self._entries(values, here=len(here))
-            span = slice(here.start - shards.start, here.stop - shards.start)
+        batch, order, outputs = self._numerics.joined_batch(shards), list[int](), list[Tensor]()
+
+        def run(here: Sequence[int]) -> tuple[list[Call], together.Pass]:
+            engine, calls = self._engine(step, here, self._guarded(values)), list[Call]()
+            entered, rows = self._entries(values, here=len(here)), [shards.index(shard) for shard in here]
             with engine, guarded(engine):
-                try:
-                    found = self._vmapped(mapped(itemgetter(span), part), entered, engine, calls, batch)
-                except Exception as error:  # alone, a shard raises it again if it is the model's own
-                    strange = batch is not None and not together.stands_in_the_way(error)  # as ranks that are gone
-                    if strange or is_out_of_memory(error) or self._numerics.recorded:
-                        raise
-                    self._numerics.apart = together.why_apart(error)
-                    return None
-            outputs.append(found.outputs)
-            if torch.is_grad_enabled():
-                self._numerics.running.note(here, calls, found.noted)
-        return torch.cat(outputs)
+                return calls, self._vmapped(
+                    mapped(partial(together.rows_of, rows), part), entered, engine, calls, batch
+                )
+
+        for some in together.passes(shards, values, whole=batch is not None):
+            try:
+                for here, (calls, found) in together.divided(some, run):
+                    order += here
+                    outputs.append(found.outputs)
+                    if torch.is_grad_enabled():
+                        self._numerics.running.note(here, calls, found.noted)
+            except Exception as error:  # alone, a shard raises it again if it is the model's own
+                strange = batch is not None and not together.stands_in_the_way(error)  # as ranks that are gone
+                if strange or is_out_of_memory(error) or self._numerics.recorded:
+                    raise
+                self._numerics.apart = together.why_apart(error)
+                return None
+        joined = torch.cat(outputs)
+        return joined if order == list(shards) else torch.stack([joined[order.index(shard)] for shard in shards])
 
     def _vmapped(
         self,
@@ -146,8 +151,9 @@ class ExactModule(nn.Module):
     ) -> together.Pass:
         def compute(parameters: dict[str, Tensor], part: Part) -> Tensor:
             form = OneForm(
-                engine, ShardNorms(self.model, engine, calls, batch), together=next(iter(parameters.values()))
-            )
+                engine, ShardNorms(self.model, engine, calls, batch), together=next(iter(parameters.values())),
+                answers=batch is None,
+            )  # fmt: skip
             with self._entered(parameters), form:
                 return self._outputs(part)
 
@@ -184,27 +190,27 @@ class ExactModule(nn.Module):
     ) -> dict[int, bytes]:
         """``fingerprint`` of one pass over all these shards. Raises whatever stands in the way of such a pass."""
         values, trained = self._values(), {place: one.requires_grad for place, one in self._by_place()}
-        shards = together.tried(shards, values)
-        part = mapped(itemgetter(slice(len(shards))), part)
-        entered = {
-            place: value.expand(len(shards), *value.shape).requires_grad_(trained[place])
-            for place, value in values.items()
-        }
-        fed = [*enumerate(shards)][:: -1 if backwards else 1]
-        order = torch.tensor([index for index, _ in fed])
-        draws = Draws(self._numerics.seed, step, [shard for _, shard in fed])
-        engine, batch = Engine(draws, kept=self._guarded(values)), None
-        if self._numerics.batch_norm == "global":
-            batch = JoinedBatch(alone, len(shards))
-        with torch.enable_grad(), engine, guarded(engine):
-            part = mapped(lambda one: one[order.to(one.device)], part)
-            outputs = self._vmapped(part, entered, engine, batch=batch).outputs
-            slopes = [slopes_of(index, one) for (index, _), one in zip(fed, outputs.detach(), strict=True)]
-            grads = gradients(outputs, entered, torch.stack(slopes))
-        return {
-            shard: digest_of(outputs[place], [None if grad is None else grad[place] for grad in grads], draws)
-            for place, (_, shard) in enumerate(fed)
-        }
+        fed = [*enumerate(together.tried(shards, values))][:: -1 if backwards else 1]
+
+        def run(fed: Sequence[tuple[int, int]]) -> dict[int, bytes]:
+            entered = {
+                place: value.expand(len(fed), *value.shape).requires_grad_(trained[place])
+                for place, value in values.items()
+            }
+            draws = Draws(self._numerics.seed, step, [shard for _, shard in fed])
+            engine = Engine(draws, kept=self._guarded(values))
+            batch = JoinedBatch(alone, len(fed)) if self._numerics.batch_norm == "global" else None
+            with torch.enable_grad(), engine, guarded(engine):
+                rows = mapped(lambda one: one[[index for index, _ in fed]], part)
+                outputs = self._vmapped(rows, entered, engine, batch=batch).outputs
+                slopes = [slopes_of(index, one) for (index, _), one in zip(fed, outputs.detach(), strict=True)]
+                grads = gradients(outputs, entered, torch.stack(slopes))
+            return {
+                shard: digest_of(outputs[place], [None if grad is None else grad[place] for grad in grads], draws)
+                for place, (_, shard) in enumerate(fed)
+            }
+
+        return {shard: digest for _, found in together.divided(fed, run) for shard, digest in found.items()}
 
     def survey(self, refusals: Refusals, part: Part, step: int, slopes_of: SlopesOf) -> None:
         """Note all refusals of the model's forward and backward pass over the first shard."""

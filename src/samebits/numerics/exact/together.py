@@ -7,10 +7,13 @@ apart; ``forms`` and ``operations`` round where the parts do.
 
 from __future__ import annotations
 
+import math
+import operator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from samebits.errors import first_line
 from samebits.host.variables import SHARDS, chosen
@@ -19,13 +22,12 @@ from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.dispatch import calling_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch import Tensor
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from samebits.models.nested import Nested
 
-
+S = TypeVar("S")
+T = TypeVar("T")
 UNTRIED = "they have not been tried in one pass"
 _MOST_TRIED = 2**28  # elements of the gradients of all parameters and of all shards in a trial
 _MOST = 2**27  # elements of the largest parameter's gradients, of all shards in one pass
@@ -82,6 +84,67 @@ def run(
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     leaves = tuple(tensor for _, tensor in leaves_of(part))
     return Pass(*torch.func.vmap(one, randomness="different")(entered, leaves))
+
+
+class DividedError(BaseException):  # which a model that catches its own errors does not catch
+    """Shards of a pass answer differently what the model asks; ``groups`` have the places of those that agree."""
+
+    def __init__(self, groups: list[list[int]]) -> None:
+        super().__init__("shards give different answers to what the model asks of its data, as by .item()")
+        self.groups = groups
+
+
+def _answer(convert: Callable[[Any], Any], x: Tensor, *, recorded: bool) -> Any:
+    """What each shard of a pass answers. Raises DividedError: some answer otherwise."""
+    values = physical(x)
+    if recorded:
+        raise RuntimeError("forward reads numbers on the host")
+    groups: dict[Any, list[int]] = {}
+    for place, value in enumerate(map(convert, values.detach().flatten().tolist())):
+        groups.setdefault(math.nan if value != value else value, []).append(place)
+    if len(groups) > 1:
+        raise DividedError(list(groups.values()))
+    return next(iter(groups))
+
+
+ANSWERS: dict[Any, Callable[[Any], Any]] = {
+    Tensor.item: lambda value: value, Tensor.__bool__: bool, Tensor.is_nonzero: bool, torch.is_nonzero: bool,
+    Tensor.__int__: int, Tensor.__float__: float, Tensor.__index__: operator.index,
+}  # fmt: skip
+"""Functions that ask a tensor for its number, and what they make of it."""
+
+
+def answer(func: Any, x: Tensor, *others: Any, recorded: bool) -> Any:
+    """What ``func``, one of ``ANSWERS`` or ``Tensor.__contains__``, says of a tensor of one pass, for all its shards.
+
+    Raises:
+        DividedError: it is not the same for all.
+    """
+    if func is Tensor.__contains__:
+        func, x = Tensor.__bool__, (x == others[0]).any()
+    batched = torch._C._functorch.is_batchedtensor(x) and not torch._C._functorch.is_batchedtensor(
+        torch._C._functorch.get_unwrapped(x)
+    )
+    return _answer(ANSWERS[func], x, recorded=recorded) if batched and x.numel() == 1 else func(x)
+
+
+def rows_of(places: Sequence[int], x: Tensor) -> Tensor:
+    """Rows of a tensor; neighbours are not copied."""
+    first, last = places[0], places[-1] + 1
+    return x[first:last] if len(places) == last - first else x[places]
+
+
+def divided(shards: Sequence[S], run: Callable[[Sequence[S]], T]) -> Iterator[tuple[Sequence[S], T]]:
+    """``run`` of shards in one pass, or of each group of them whose forward pass takes the same way."""
+    waiting = [shards]
+    while waiting:
+        here = waiting.pop()
+        try:
+            found = run(here)
+        except DividedError as error:
+            waiting += [[here[place] for place in group] for group in reversed(error.groups)]
+        else:
+            yield here, found
 
 
 _ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
