@@ -403,6 +403,26 @@ def test_a_model_that_reads_a_buffer_is_not_recorded(monkeypatch):
     assert numerics.arithmetic().not_replayed == why
 
 
+class Grows(nn.Module):
+    """Changes what it computes once its outputs are large, as each shard says alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.end = nn.Linear(192, models.TOKENS)
+
+    def forward(self, x):
+        y = self.end(x.flatten(1))
+        return y * 2 if (self.end.bias.abs().max() + 0 * y.sum() > 0.095).item() else y
+
+
+def test_a_model_that_asks_for_a_number_is_not_recorded(monkeypatch):
+    monkeypatch.setitem(MODELS, "grows", (Grows, models.images, models.classes))
+    expected, _ = trained(ExactNumerics, "grows")
+    found, numerics = trained(Unasked, "grows")
+    assert (found, numerics.apart) == (expected, None)
+    assert "depends on the numbers of a step" in numerics.arithmetic().not_replayed
+
+
 def test_a_parameter_with_other_memory_is_recorded_anew(monkeypatch):
     step = ExactNumerics.step
 

@@ -74,7 +74,7 @@ class OneForm(_Functions):
         if self._together and func == _TRAINS:
             return func(physical(args[0]))
         if self._answers and (func in ANSWERS or func is Tensor.__contains__):
-            return answer(func, *args, recorded=below.watch is not None)
+            return answer(func, *args)
         form, kwargs = self._forms.get(func), kwargs or {}
         if form is None:
             return func(*args, **kwargs)

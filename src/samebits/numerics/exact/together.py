@@ -94,13 +94,11 @@ class DividedError(BaseException):  # which a model that catches its own errors 
         self.groups = groups
 
 
-def _answer(convert: Callable[[Any], Any], x: Tensor, *, recorded: bool) -> Any:
+def _answer(convert: Callable[[Any], Any], x: Tensor) -> Any:
     """What each shard of a pass answers. Raises DividedError: some answer otherwise."""
-    values = physical(x)
-    if recorded:
-        raise RuntimeError("forward reads numbers on the host")
     groups: dict[Any, list[int]] = {}
-    for place, value in enumerate(map(convert, values.detach().flatten().tolist())):
+    for place, one in enumerate(physical(x).detach().flatten().cpu().unbind()):
+        value = convert(one.item())
         groups.setdefault(math.nan if value != value else value, []).append(place)
     if len(groups) > 1:
         raise DividedError(list(groups.values()))
@@ -114,7 +112,7 @@ ANSWERS: dict[Any, Callable[[Any], Any]] = {
 """Functions that ask a tensor for its number, and what they make of it."""
 
 
-def answer(func: Any, x: Tensor, *others: Any, recorded: bool) -> Any:
+def answer(func: Any, x: Tensor, *others: Any) -> Any:
     """What ``func``, one of ``ANSWERS`` or ``Tensor.__contains__``, says of a tensor of one pass, for all its shards.
 
     Raises:
@@ -125,7 +123,7 @@ def answer(func: Any, x: Tensor, *others: Any, recorded: bool) -> Any:
     batched = torch._C._functorch.is_batchedtensor(x) and not torch._C._functorch.is_batchedtensor(
         torch._C._functorch.get_unwrapped(x)
     )
-    return _answer(ANSWERS[func], x, recorded=recorded) if batched and x.numel() == 1 else func(x)
+    return _answer(ANSWERS[func], x) if batched and x.numel() == 1 else func(x)
 
 
 def rows_of(places: Sequence[int], x: Tensor) -> Tensor:
