@@ -403,7 +403,7 @@ def test_a_model_that_reads_a_buffer_is_not_recorded(monkeypatch):
     assert numerics.arithmetic().not_replayed == why
 
 
-class Grows(nn.Module):
+class Doubles(nn.Module):
     """Changes what it computes once its outputs are large, as each shard says alike."""
 
     def __init__(self):
@@ -416,7 +416,7 @@ class Grows(nn.Module):
 
 
 def test_a_model_that_asks_for_a_number_is_not_recorded(monkeypatch):
-    monkeypatch.setitem(MODELS, "grows", (Grows, models.images, models.classes))
+    monkeypatch.setitem(MODELS, "grows", (Doubles, models.images, models.classes))
     expected, _ = trained(ExactNumerics, "grows")
     found, numerics = trained(Unasked, "grows")
     assert (found, numerics.apart) == (expected, None)

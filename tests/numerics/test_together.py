@@ -51,6 +51,47 @@ class Net(nn.Module):
         return self.what(self, x.flatten(1))
 
 
+WRITTEN = [
+    lambda net, x: net.body(x).add_(F.linear(x.view(2, -1, 192), net.body.weight).mul_(2).mean(1).sum(0)),
+    lambda net, x: net.body(x) + F.conv1d(x.unsqueeze(1), net.body.weight.unsqueeze(1)).mul_(2)[..., 0],
+    lambda net, x: (
+        net.body(x) + F.embedding((x[:, :3] > 0).long(), net.body.weight).mul_(x[:, :3, None]).sum(1)[:, :20]
+    ),
+]
+"""Results that are written to."""
+
+
+def halves(x):
+    return x.view(-1, 2, 96)
+
+
+PRODUCTS = [
+    lambda net, x: (halves(x) @ net.body.weight[:, :96].T @ torch.ones(20, 20)).sum(1) + net.body.bias,
+    lambda net, x: (net.body.weight[:, :96] @ halves(x).mT).sum(2) + net.body.bias,
+    lambda net, x: halves(x).matmul(net.body.weight[0, :96]).sum(1, keepdim=True) + net.body(x),
+    lambda net, x: torch.matmul(net.body.weight[0, :96], halves(x).mT).sum(1, keepdim=True) + net.body(x),
+    lambda net, x: (halves(x) @ (halves(x)[0].T @ net.body.weight[:2, :20])).sum(1) + net.body.bias,
+    lambda net, x: torch.addmm(net.body.bias, x, net.body.weight.T, beta=0.3, alpha=0.7),
+    lambda net, x: net.body.bias.expand(len(x), 20).addmm(mat2=net.body.weight.T, mat1=x, alpha=0.7),
+    lambda net, x: net.body.bias.baddbmm(
+        halves(x), net.body.weight[:, :96].T.expand(len(x), 96, 20), beta=1.3, alpha=0.7
+    ).sum(1),
+    lambda net, x: net.body(x) + torch.addmv(net.body.bias, net.body.weight, x[0], beta=0.1, alpha=0.7),
+    lambda net, x: (
+        net.body(x)
+        + torch.addbmm(
+            net.body.bias, halves(x), net.body.weight[:, :96].T.expand(len(x), 96, 20), beta=0, alpha=0.7
+        ).sum(0)
+    ),
+    lambda net, x: net.body(x) + torch.addr(net.body.bias, x[0, :1], net.body.weight[:, 0], alpha=0.7),
+    lambda net, x: net.body(x) + torch.addr(net.body.bias, net.body.weight[0, :1], x[0, :20], beta=2),
+    lambda net, x: (
+        net.body(x) + torch.addmm(torch.ones(3, 3).long(), torch.eye(3).long(), torch.eye(3).long(), alpha=2).sum()
+    ),
+]
+"""Products whose gradients PyTorch takes apart in another way under ``vmap``."""
+
+
 @pytest.mark.parametrize(
     "what",
     [
@@ -68,6 +109,8 @@ class Net(nn.Module):
         lambda net, x: (
             F.conv1d(x.view(1, len(x), -1), net.body.weight[: len(x) * 2, None, :3], groups=len(x)).mean() + net.body(x)
         ),
+        *WRITTEN,
+        *PRODUCTS,
     ],
 )
 def test_each_shard_has_its_own_bits_whatever_the_model_does_with_them(what):
@@ -403,3 +446,108 @@ def test_windows_know_on_which_ranks_shards_run_apart():
     assert not windows.settle(lambda values: values, torch.device("cpu"))  # on this rank as on the others
     assert windows.settle(lambda values: values, torch.device("cpu"))
     assert windows.apart
+
+
+class Doubled(torch.autograd.Function):
+    """A function of old form: in steps of 1/8 forward, as if it were not there backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight, more):
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        noise = F.dropout(torch.ones_like(x), 0.5) + torch.rand(x.shape[1])
+        if x.sum() > 0:
+            noise = noise * 2
+        noise = noise + F.linear(x.view(len(x), 1, -1), weight).sum(1) * 1e-3
+        return (x * 8).round() / 8 * noise + F.linear(x, weight), x.detach().std() * more["scale"], more["scale"]
+
+    @staticmethod
+    def backward(ctx, grad, of_size, _):
+        x, _ = ctx.saved_tensors
+        return grad * x.mean() + (0 if of_size is None else of_size), grad.t() @ x, None
+
+
+class WithSetup(torch.autograd.Function):
+    """A function of new form without a rule for ``vmap``, one result and a tensor that all shards share."""
+
+    @staticmethod
+    def forward(x, shared):
+        return x.sign() * shared
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (output,) = ctx.saved_tensors
+        return torch.where(output < 0, grad * 0.25, grad), None
+
+
+class Square(nn.Module):
+    """A layer of as many outputs as inputs."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.square, self.head = what, nn.Linear(32, 32), nn.Linear(32, 20)
+
+    def forward(self, x):
+        return self.head(self.what(self, x.flatten(1)[:, :32]))
+
+
+def of_old_form(net, x):
+    y, size, scale = Doubled.apply(net.square(x), net.square.weight, {"scale": 0.5})
+    return y / (1 + size) * scale
+
+
+@pytest.mark.parametrize(
+    "what", [of_old_form, lambda net, x: WithSetup.apply(net.square(x), torch.linspace(0.5, 1.0, 32))]
+)
+def test_an_autograd_function_without_a_rule_has_its_shards_one_by_one(what):
+    alone, _ = trained(lambda: Square(what), images, classes, at_once=False)
+    numerics, module, batch = prepared(Square(what))
+    require_same_again(numerics, module, batch)
+    assert numerics.apart is None
+    found, apart = trained(lambda: Square(what), images, classes, at_once=True)
+    assert (found, apart) == (alone, None)
+
+
+class Strange(torch.autograd.Function):
+    """What no pass of several shards can do."""
+
+    @staticmethod
+    def forward(ctx, x, kind, *more):
+        if kind == "writes":
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+        if kind == "draws" and x[0, 0] > 0:
+            torch.rand(2)
+        if kind == "norm":
+            return F.batch_norm(x, None, None, training=True)
+        return (x * 1, x.sum().item()) if kind == "tells" else x * 1
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        return grad, None, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("writes", "Strange writes to what it is given"),
+        ("draws", "shards draw different numbers of random numbers"),
+        ("tells", "Strange returns other values for other shards"),
+        ("norm", "an autograd.Function normalises over the batch"),
+        ("list", "tensors in a list or a dict are given to an autograd.Function"),
+    ],
+)
+def test_what_an_autograd_function_cannot_do_in_one_pass_is_told(kind, why):
+    def what(net, x):
+        y = net.square(x)
+        found = Strange.apply(x * 1, kind, [y] if kind == "list" else 0)
+        return y + (found[0] if kind == "tells" else found)
+
+    numerics, module, batch = prepared(Square(what))
+    require_same_again(numerics, module, batch)
+    assert numerics.apart == f"model (Square): vmap: {why}"
+    assert trained(lambda: Square(what), images, classes, at_once=True)[0]

@@ -63,6 +63,7 @@ NAMES = (
     ),
     TorchName("torch._C._functorch.is_batchedtensor", "finds what vmap shows in the place of a tensor of all shards"),
     TorchName("torch._C._functorch.get_unwrapped", "asks it whether it requires a gradient"),
+    TorchName("torch._C._functorch.get_interpreter_stack", "knows a transform of the model's own within one pass"),
     # Autograd.
     TorchName("torch.autograd.graph._engine_run_backward", "runs a backward pass within the modes of exact"),
     TorchName("torch.autograd.Function._backward_cls", "knows the parameters of an exact pass"),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.errors import RefusedError
+from samebits.numerics.exact.functions import replace_apply
 from samebits.numerics.exact.switches import switched, switches
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def guard_process() -> None:
     text = "torch.cond: control flow as an operation is not looked into"
     _forbid(torch, "cond", text, "use Python's own, or set train.numerics: [fast]")
     sys.addaudithook(_hear_of_processes)
+    replace_apply()
 
 
 def _forbid(module: ModuleType, name: str, what: str, hint: str) -> None:

@@ -90,7 +90,7 @@ class Engine(EagerDispatchMode):
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._draws, self._builds, self._defer = draws, builds, defer
+        self.draws, self._builds, self._defer = draws, builds, defer
         self._kept = {storage_of(tensor): name for name, tensor in kept.items()}
         self._replaced = {storage_of(tensor): name for name, tensor in replaced.items()}
 
@@ -116,7 +116,7 @@ class Engine(EagerDispatchMode):
                 result = func(*args, **kwargs)
                 return result.zero_() if packet in UNWRITTEN else result
             if func.namespace in COLLECTIVES:
-                if self._draws is not None:
+                if self.draws is not None:
                     raise self._refusal(func, "in forward its result depends on what other ranks have")
                 return func(*args, **kwargs)
             if packet in _DROPOUT or is_draw(func):
@@ -186,7 +186,7 @@ class Engine(EagerDispatchMode):
         if func.overloadpacket is aten.native_dropout_backward:
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
-        if self._draws is None:
+        if self.draws is None:
             raise self._refusal(func, "random numbers are drawn in the forward pass alone")
         if generator_of(kwargs) is not None:
             raise self._refusal(func, "draws from a generator of the model's own follow from how often it has drawn")
@@ -194,15 +194,15 @@ class Engine(EagerDispatchMode):
             x, p, train = args
             if train is False:
                 return x.clone(), torch.ones_like(x, dtype=torch.bool)
-            noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
+            noise = self.draws.bernoulli(torch.empty_like(x), 1.0 - p)
             noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
         if func in (aten.bernoulli_.float, aten.bernoulli.p):  # the second is the first under vmap
             to, *p = args
             to = torch.empty_like(to) if func is aten.bernoulli.p else to
-            return self._draws.bernoulli(to, *p, **{name: value for name, value in kwargs.items() if name == "p"})
+            return self.draws.bernoulli(to, *p, **{name: value for name, value in kwargs.items() if name == "p"})
         try:
-            return answer(func, args, kwargs, self._draws.fill)
+            return answer(func, args, kwargs, self.draws.fill)
         except TypeError:
             raise self._refusal(func, "with these arguments its draws have no portable form") from None
 
@@ -227,7 +227,7 @@ class Engine(EagerDispatchMode):
         return RefusedError(why, hint=hint, at=f"in {place}" if built is None else f"in the construction of {built}")
 
     def _refusal(self, func: Any, why: str, hint: str | None = None) -> RefusedError:
-        if self._draws is None and not self._builds and calling_module() is not None:
+        if self.draws is None and not self._builds and calling_module() is not None:
             return self.refusal(RUNS_AGAIN, ONCE)
         hint = hint or HINTS.get(func.overloadpacket, _HINT)
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)

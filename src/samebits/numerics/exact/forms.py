@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from samebits.numerics.exact import alignments, of_shards, root_mean_square
+from samebits.numerics.exact import alignments, folded_products, of_shards, root_mean_square
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
@@ -19,7 +20,7 @@ from samebits.numerics.exact.recurrent import Recurrence
 from samebits.numerics.exact.together import ANSWERS, answer, physical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from samebits.numerics.exact.batch_norm import ShardNorms
     from samebits.numerics.exact.engine import Engine
@@ -55,9 +56,24 @@ class OneForm(_Functions):
         super().__init__(engine)
         self._together, self._answers = together is not None, answers
         self._forms = FORMS | Recurrence(engine, together=self._together).forms()
+        self._alone = FORMS | Recurrence(engine).forms() | dict.fromkeys((F.batch_norm, F.instance_norm), _no_norm)
         if together is not None:
-            self._forms |= of_shards.FORMS | alignments.OF_SHARDS | root_mean_square.OF_SHARDS | _empties(together)
+            self._forms |= of_shards.FORMS | folded_products.FORMS | alignments.OF_SHARDS
+            self._forms |= root_mean_square.OF_SHARDS | _empties(together)
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
+
+    @contextmanager
+    def one_by_one(self) -> Iterator[Iterator[None]]:
+        """Context within one pass where a shard is alone, which is another one at each step of the iterator.
+
+        A rule for ``vmap`` runs without this mode, since it runs within an answer of it.
+        """
+        forms, self._forms = self._forms, self._alone
+        try:
+            with self:
+                yield iter(()) if self._engine.draws is None else self._engine.draws.one_by_one()
+        finally:
+            self._forms = forms
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -81,6 +97,10 @@ class OneForm(_Functions):
         if "input" in kwargs:  # PyTorch's name for what forms get first
             args = (kwargs.pop("input"), *args)
         return form(*args, **kwargs)
+
+
+def _no_norm(*_: Any, **__: Any) -> Tensor:
+    raise RuntimeError("vmap: an autograd.Function normalises over the batch")
 
 
 class GradientsUnread(_Functions):

@@ -14,7 +14,7 @@ from samebits.numerics.initialization import bernoulli
 from samebits.portable.random import Stream, derive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -37,6 +37,19 @@ class Draws:
         """Takes the keys of a pass that is recorded."""
         self.count = count
         """Number of draws so far."""
+
+    def one_by_one(self) -> Iterator[None]:
+        """Shard after shard, of which each draws by itself. Raises RuntimeError: not all of them draw equally often."""
+        shards, before, counts = self._shards, self.count, set()
+        try:
+            for shard in shards:
+                self._shards, self.count = [shard], before
+                yield
+                counts.add(self.count)
+        finally:
+            self._shards = shards
+        if len(counts) > 1:
+            raise RuntimeError("vmap: shards draw different numbers of random numbers")
 
     def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
         """Call ``fill`` on each shard's part of a tensor with the stream of this draw."""

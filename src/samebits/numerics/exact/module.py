@@ -21,6 +21,7 @@ from samebits.numerics.exact.batch_norm import Call, ShardNorms, counting_apart
 from samebits.numerics.exact.engine import Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.forward_draws import Draws
+from samebits.numerics.exact.functions import taken_apart
 from samebits.numerics.exact.global_norm import JoinedBatch, alone
 from samebits.numerics.exact.kept import Kept, made_anew
 from samebits.numerics.exact.parameters import Entry, tied_places
@@ -150,11 +151,9 @@ class ExactModule(nn.Module):
         batch: JoinedBatch | None = None,
     ) -> together.Pass:
         def compute(parameters: dict[str, Tensor], part: Part) -> Tensor:
-            form = OneForm(
-                engine, ShardNorms(self.model, engine, calls, batch), together=next(iter(parameters.values())),
-                answers=batch is None,
-            )  # fmt: skip
-            with self._entered(parameters), form:
+            norms, any_one = ShardNorms(self.model, engine, calls, batch), next(iter(parameters.values()))
+            form = OneForm(engine, norms, together=any_one, answers=batch is None)
+            with self._entered(parameters), form, taken_apart(form):
                 return self._outputs(part)
 
         return together.run(compute, entered, part, lambda: (call.found for call in calls or ()))

@@ -79,7 +79,13 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
         y = product_of_lines(_rows(x).flatten(0, 1), weight[0], bits)
     else:
         y = rounded_matmul(*on_grids(_rows(x), weight.mT))
-    return y.view(*x.shape[:-1], weight.shape[1])
+    return _shaped(y, *x.shape[:-1], weight.shape[1])
+
+
+def _shaped(y: Tensor, *shape: int) -> Tensor:
+    """A new tensor in another shape; a model could not write to a view of it."""
+    shaped: Tensor = aten._unsafe_view(y, shape)
+    return shaped
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -120,7 +126,7 @@ def _by_kernels(x: Tensor, weight: Tensor, function: Callable[[Tensor, Tensor], 
     """A function of samples and kernels, called for all shards at once if they share the kernels."""
     if are_shared(weight):
         y = function(x.flatten(0, 1), weight[0])
-        return y.view(*x.shape[:2], *y.shape[1:])
+        return _shaped(y, *x.shape[:2], *y.shape[1:])
     return torch.stack([function(*one) for one in zip(x, weight, strict=True)])
 
 

@@ -63,7 +63,7 @@ class Survey(Engine):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._draws is not None:  # in a forward pass, this operation's node has the last number
+        if self.draws is not None:  # in a forward pass, this operation's node has the last number
             number = torch._C._autograd._get_sequence_nr() - 1
             self._refusals.of_nodes[number] = Place(what_of(self.refusal("", "")), line_here())
         try:
