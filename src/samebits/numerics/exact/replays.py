@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from samebits.models.nested import Nested
-    from samebits.numerics.exact.module import ExactModule
     from samebits.numerics.exact.numerics import ExactNumerics
+    from samebits.numerics.exact.passes import Sharded
     from samebits.numerics.exact.recorders import Made, Recorder
 
 _CHECKED = 3  # replays: the recording's own step, and two with other weights and samples
@@ -63,7 +63,7 @@ class Replays:
         finally:
             self.why_not = before
 
-    def outputs(self, module: ExactModule, inputs: Nested, shards: range, step: int, targets: Nested) -> Tensor:
+    def outputs(self, module: Sharded, inputs: Nested, shards: range, step: int, targets: Nested) -> Tensor:
         """The module's outputs, by a replay where there is a recording or can be one."""
         given, run = (inputs, targets), partial(module.run, shards=shards, step=step)
         try:
@@ -80,7 +80,7 @@ class Replays:
         return run(inputs, targets=targets)  # which goes on, or says what is wrong
 
     def _passes_over(
-        self, given: tuple[Nested, Nested], module: ExactModule, run: Callable[..., Tensor], shards: range
+        self, given: tuple[Nested, Nested], module: Sharded, run: Callable[..., Tensor], shards: range
     ) -> _Passes | None:
         """Recorded passes that serve this step; None if there are none."""
         windows, apart = self._numerics.windows, self._numerics.apart
@@ -104,7 +104,7 @@ class Replays:
         return self._passes
 
     def _check(
-        self, passes: _Passes, module: ExactModule, run: Callable[..., Tensor], given: tuple[Nested, Nested], step: int
+        self, passes: _Passes, module: Sharded, run: Callable[..., Tensor], given: tuple[Nested, Nested], step: int
     ) -> None:
         """Compare the first replays with Python's passes.
 
@@ -174,7 +174,7 @@ class _Plain:
     stream, from before, and a recording may not wait for that.
     """
 
-    def __init__(self, numerics: ExactNumerics, module: ExactModule, run: Callable[..., Tensor]) -> None:
+    def __init__(self, numerics: ExactNumerics, module: Sharded, run: Callable[..., Tensor]) -> None:
         self._numerics, self._module, self._run = numerics, module, run
         self._own = {p: nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
         self.trained = [p for p in self._own if p.requires_grad]
