@@ -95,13 +95,11 @@ def test_every_operation_has_the_same_bits_everywhere():
     assert [name for name in different if operations_probe.UNINITIALISED not in name] == []
 
 
-# PyTorch takes these apart for several shards in a way that rounds elsewhere: products with factors, and what a
-# loss of all samples does with their number. A model of theirs has its shards run one by one, after the trial before
-# a training.
+# PyTorch takes these apart for several shards in a way that rounds elsewhere, as what a loss of all samples does with
+# their number. A model of theirs has its shards run one by one, after the trial before a training.
 ROUNDED_ELSEWHERE = {
-    "addbmm", "addmm", "addmv", "addr", "baddbmm", "logcumsumexp", "native_group_norm", "native_layer_norm",
-    "nn.functional.margin_ranking_loss", "nn.functional.nll_loss", "nn.functional.soft_margin_loss",
-    "nn.functional.triplet_margin_loss", "select_scatter",
+    "logcumsumexp", "native_group_norm", "native_layer_norm", "nn.functional.margin_ranking_loss",
+    "nn.functional.nll_loss", "nn.functional.soft_margin_loss", "nn.functional.triplet_margin_loss", "select_scatter",
 }  # fmt: skip
 USUAL = ("matmul", "softmax", "index_add", "scatter_add", "nn.functional.conv2d", "nn.functional.embedding", "cumsum",
          "nn.functional.layer_norm", "nn.functional.dropout", "nn.functional.max_pool2d", "sort", "gather", "var",
