@@ -1072,13 +1072,38 @@ PASS = """
 
 
 def test_where_exact_alone_is_trained_fast_is_tried_and_stops_nothing(doctor):
-    code, findings = doctor(init="self.spare = nn.Linear(2, 2)", numerics=["exact"])
+    kwargs = {"init": "self.spare = nn.Linear(2, 2)", "numerics": ["exact"]}
+    code, findings = doctor(**kwargs, strategies=["single", "dp"])
     by_name = {finding.name: finding for finding in findings}
     assert (code, by_name["exact"].status) == (0, "ok")
     assert ", in fast, loss" in by_name["single"].text
     assert (by_name["ddp"].status, by_name["ddp"].text.rpartition("; ")[2]) == (
-        "warning", "fast is not in train.numerics"
+        "warning", "it is not in train.strategies"
     )  # fmt: skip
+    code, findings = doctor(**kwargs)
+    assert code == 2
+    assert [(name, text.partition(";")[0]) for name, text, _ in told(findings, "failed")] == [
+        ("exact", "no gradient reaches spare.weight, spare.bias")
+    ]
+
+
+ROUNDED = """rounded(y)
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+rounded = Round.apply"""
+
+
+def test_an_autograd_function_under_a_name_of_the_users_runs_in_one_pass(doctor):
+    _, findings = doctor(result=ROUNDED, numerics=["exact"])
+    assert [(finding.name, finding.status) for finding in findings if finding.name == "exact"] == [("exact", "ok")]
 
 
 def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):

@@ -20,6 +20,7 @@ from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError,
 from samebits.files import scratch_folder
 from samebits.host import count_gpus, cuda_has_started, may_share_gpus
 from samebits.models import UserModel
+from samebits.numerics.exact.functions import replace_apply
 from samebits.params import load_params
 from samebits.records.card import read_card
 from samebits.records.run import run_name
@@ -156,6 +157,7 @@ def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
     """Import the factory, and give the findings of the trials; None if this process cannot fork them."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise SciPy's OpenBLAS starts threads when it is imported
     import_compiler()
+    replace_apply()  # before a file of the user's keeps it under another name
     signal.alarm(trials[0].seconds)
     if isinstance(model := trials[0].params.model, UserModel):
         with suppress(Exception):  # the first trial reports the error

@@ -59,7 +59,7 @@ class OneForm(_Functions):
         self._alone = FORMS | Recurrence(engine).forms() | dict.fromkeys((F.batch_norm, F.instance_norm), _no_norm)
         if together is not None:
             self._forms |= of_shards.FORMS | folded_products.FORMS | alignments.OF_SHARDS
-            self._forms |= root_mean_square.OF_SHARDS | _empties(together)
+            self._forms |= root_mean_square.OF_SHARDS | _empties(together) | {Tensor.__setitem__: _set_item}
         self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
     @contextmanager
@@ -177,6 +177,14 @@ def _rrelu(
     if not training:
         return F.leaky_relu(x, (lower + upper) / 2)
     return x.where(x > 0, x * torch.empty_like(x).uniform_(lower, upper))
+
+
+def _set_item(x: Tensor, key: Any, value: Any) -> None:
+    """``x[key] = value``. With a mask and a number it is ``masked_fill_``, whose shape depends on no data."""
+    if isinstance(key, Tensor) and key.dtype == torch.bool and isinstance(value, int | float) and key.dim() <= x.dim():
+        x.masked_fill_(key.view(*key.shape, *(1,) * (x.dim() - key.dim())), value)
+    else:
+        x[key] = value
 
 
 def _empties(like: Tensor) -> dict[Any, Callable[..., Tensor]]:

@@ -133,20 +133,28 @@ def rows_of(places: Sequence[int], x: Tensor) -> Tensor:
 
 
 def divided(shards: Sequence[S], run: Callable[[Sequence[S]], T]) -> Iterator[tuple[Sequence[S], T]]:
-    """``run`` of shards in one pass, or of each group of them whose forward pass takes the same way."""
-    waiting = [shards]
+    """``run`` of shards in one pass, or of each group of them whose forward pass takes the same way.
+
+    Raises RuntimeError: that would be more passes, with those that end early, than one for each shard.
+    """
+    waiting, begun = [shards], 0
     while waiting:
         here = waiting.pop()
+        begun += 1
         try:
             found = run(here)
         except DividedError as error:
             waiting += [[here[place] for place in group] for group in reversed(error.groups)]
+            if begun + len(waiting) > max(len(shards), 3):
+                raise RuntimeError(UNLIKE).with_traceback(error.__traceback__) from None
         else:
             yield here, found
 
 
+UNLIKE = "vmap: its shards answer what it asks of its data in too many ways"
 _ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
 _WHY = {
+    UNLIKE: UNLIKE.removeprefix("vmap: "),
     ".item()": _ASKS,
     "Cannot access data pointer": _ASKS,  # of tolist() and numpy()
     "control flow": "an `if` depends on its data",
