@@ -127,6 +127,30 @@ def test_what_depends_on_more_is_named(keep):
             check(model)
 
 
+@pytest.mark.parametrize("keep", [of_samples, of_parameters, drawn, mask])
+def test_a_rank_of_one_shard_compares_with_what_all_ranks_would_make(keep):
+    model = Keeps(keep, scale=None, mask=None)
+    numerics, module, batch = prepared(model)
+    alone = batch.head(batch.rows // len(batch.shards))
+    assert len(alone.shards) == 1
+    if keep is mask:
+        require_same_again(numerics, module, alone)
+        assert model.mask is not None
+    else:
+        with pytest.raises(RefusedError, match=re.escape("model.scale: written in forward")):
+            require_same_again(numerics, module, alone)
+
+
+def test_a_model_that_takes_no_zeros_keeps_nothing():
+    def keep(net, x):
+        if not x.any():
+            raise ValueError("all zeros")
+        return mask(net, x)
+
+    with pytest.raises(RefusedError, match=re.escape("model.mask: written in forward")):
+        require_same_again(*prepared(Keeps(keep, mask=None)))
+
+
 def test_what_only_some_passes_make_is_named():
     def some(net, x):
         if x[0, 0] > 0:

@@ -1,7 +1,7 @@
 """What a model makes at its first forward pass and keeps as an attribute, such as a mask or a table of positions.
 
-It may stay if passes over other samples, and with other parameters, make the same: then so does every host, however the
-shards are shared out.
+It may stay if passes over other samples, among them zeros, and with other parameters make the same: then so does every
+rank, however the shards are shared out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from samebits.errors import RefusedError
 from samebits.numerics.exact.engine import written_in_forward
 
 if TYPE_CHECKING:
@@ -91,13 +92,22 @@ def settle(attributes: Attributes, kept: Kept, passes: Sequence[Callable[[], obj
     Raises:
         RefusedError: it depends on them, or the pass has written to something else.
     """
-    made = [attributes.taken_back()]
-    for run in (None, *passes):
-        if run is not None:
-            run()
-            made.append(attributes.taken_back())
+
+    def taken() -> dict[str, _Made]:
+        found = attributes.taken_back()
         for name in kept.changes():
             raise written_in_forward(name)
+        return found
+
+    made = [taken()]
+    for run in passes:
+        try:
+            run()
+        except RefusedError:
+            raise
+        except Exception:  # noqa: BLE001 - a model may take no such samples
+            raise written_in_forward(next(iter(made[0]))) from None
+        made.append(taken())
     for name in _unlike(made):
         raise written_in_forward(name)
     for one in made[0].values():

@@ -98,10 +98,10 @@ class Sharded(nn.Module):
 
     def settle(self, attributes: Attributes, kept: Kept, parts: Sequence[Part], shards: range, step: int) -> None:
         """Let the model keep what its first pass has made. Raises RefusedError: see ``caches``."""
-        values = self._values()
-        last = parts[-1] if len(parts) > 1 else mapped(lambda x: x.flip(0), parts[0])
+        values, beyond = self._values(), self._numerics.shards
         others = {place: value * 0.75 for place, value in values.items()}
-        fed = [(last, shards[-1], values), (parts[0], shards[0], others)]
+        zeros = mapped(torch.zeros_like, parts[0])  # which all ranks have: what they keep is alike
+        fed = [(zeros, beyond, values), (parts[-1], shards[-1], values), (parts[0], shards[0], others)]
         settle(attributes, kept, [partial(self._alone, one, shard, step, given) for one, shard, given in fed])
 
     def _alone(self, part: Part, shard: int, step: int, values: dict[str, Tensor]) -> Tensor:
