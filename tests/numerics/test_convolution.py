@@ -9,6 +9,7 @@ from samebits.numerics.exact import convolution
 from samebits.numerics.exact.compiled.library import using
 from samebits.numerics.exact.operations import EXACT
 from samebits.numerics.exact.self_test.numbers import integers
+from samebits.numerics.exact.unfolding import Geometry, fold
 
 aten = torch.ops.aten
 SIZE, CHANNELS, OUTPUTS, SAMPLES = (7, 6, 5), 4, 8, 3
@@ -46,3 +47,11 @@ def test_a_convolution_is_that_of_its_windows(dims, monkeypatch):
         for one, other, true in zip(native, unfolded, near, strict=True):
             assert torch.equal(one.view(torch.int32), other.view(torch.int32)), geometry
             assert (one.double() - true).abs().max() <= 3e-6 * true.abs().max(), geometry
+
+
+def test_the_gradient_of_a_window_far_larger_than_its_image_costs_what_the_image_does():
+    """One window of 25 million places, as of an average pooling that is wide enough for every image."""
+    geometry = Geometry.of((2, 3), kernel=5000, stride=5000, padding=0, dilation=1, ceil=True)
+    share = torch.tensor([[[[0.5]], [[-1.0]]]], dtype=torch.float64)
+    found = fold(share.view(*share.shape, 1, 1).expand(1, 2, 1, 1, 5000, 5000), geometry)
+    assert torch.equal(found, share.expand(1, 2, 2, 3))

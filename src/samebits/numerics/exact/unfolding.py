@@ -108,6 +108,12 @@ def windows_of(x: Tensor, geometry: Geometry, fill: float = 0.0) -> Tensor:
     return padded.as_strided(shape, (*strides[:2], *across, *within))
 
 
+def _meeting(size: int, positions: int, kernel: int, stride: int, padding: int, dilation: int) -> list[int]:
+    """The places of a kernel that meet the image at some position, along one axis; it may be far larger than that."""
+    inside = range(padding, padding + size)
+    return [one for one in range(kernel) if any(one * dilation + n * stride in inside for n in range(positions))]
+
+
 def fold(windows: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of ``windows_of``: float64 sums over all windows that hold an element, in a fixed order.
 
@@ -116,7 +122,8 @@ def fold(windows: Tensor, geometry: Geometry) -> Tensor:
     padded = [s + 2 * p + o for s, p, o in zip(geometry.size, geometry.padding, geometry.overhang, strict=True)]
     total = torch.zeros((*windows.shape[:2], *padded), dtype=torch.float64, device=windows.device)
     moves = list(zip(geometry.positions, geometry.stride, geometry.dilation, strict=True))
-    for offset in itertools.product(*(range(k) for k in geometry.kernel)):
+    axes = (geometry.size, geometry.positions, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation)
+    for offset in itertools.product(*map(_meeting, *axes)):
         place: list[slice | EllipsisType] = [...]
         term: list[int | EllipsisType] = [..., *offset]
         place += [slice(o * d, o * d + (n - 1) * t + 1, t) for o, (n, t, d) in zip(offset, moves, strict=True)]
