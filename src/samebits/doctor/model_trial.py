@@ -20,7 +20,7 @@ from samebits.records.card import read_card
 from samebits.remarks import BatchNorm
 from samebits.results.remarks import ShardsApart
 from samebits.results.text import devices_of
-from samebits.strategies import BASELINE, STRATEGIES
+from samebits.strategies import BASELINE, any_has_ranks
 from samebits.training.loop import Snapshot
 from samebits.training.models.attributes import state, unregistered, written
 from samebits.training.setup import Setup
@@ -124,7 +124,7 @@ class ModelTrialRank:
                 self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
 
         # A training in exact refuses what ranks cannot train, and no other trial of it has ranks.
-        ranks = trial.numerics == "exact" and any(STRATEGIES[one].has_ranks for one in params.train.strategies)
+        ranks = trial.numerics == "exact" and any_has_ranks(params.train.strategies)
         for note in setup.try_step(model, batches, self._placement, wants_ranks=ranks, before_restore=check_written):
             if isinstance(note, BatchNorm):
                 if trial.numerics not in params.train.numerics:  # fast is tried all the same

@@ -9,6 +9,8 @@ from samebits.strategies.dp import DP
 from samebits.strategies.single import SINGLE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from samebits.strategies.interface import Strategy
 
     StrategyName = str
@@ -18,6 +20,12 @@ STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (SING
 
 BASELINE = SINGLE
 """The strategy that every ratio compares with."""
+
+
+def any_has_ranks(names: Iterable[StrategyName]) -> bool:
+    """Whether some of the strategies train by ranks."""
+    return any(STRATEGIES[name].has_ranks for name in names)
+
 
 if not TYPE_CHECKING:
     StrategyName = Literal[tuple(STRATEGIES)]

@@ -23,7 +23,7 @@ from samebits.records.card import read_card
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
 from samebits.remarks import Resumed
-from samebits.strategies import STRATEGIES
+from samebits.strategies import any_has_ranks
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.loop import train, warm_up
 from samebits.training.memory import measure_memory
@@ -179,7 +179,7 @@ class TrainingRank:
         batches = setup.batches(data)
         if metrics_of(model):
             setup.try_metrics(model, setup.load(request.data_dir, "test"))
-        wants_ranks = any(STRATEGIES[name].has_ranks for name in self._params.train.strategies)
+        wants_ranks = any_has_ranks(self._params.train.strategies)
         self._notes += setup.try_step(model, batches, request.placement, wants_ranks=wants_ranks)
         return Prepared(
             trainable=setup.trainable(model, batches),

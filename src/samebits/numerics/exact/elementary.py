@@ -134,10 +134,13 @@ def cos(x: Tensor) -> Tensor:
 def _circular(x: Tensor, quarter: int) -> Tensor:
     """The sine of x + quarter * pi / 2."""
     quadrant, r = _quadrants(x)
-    quadrant.add_(quarter)
+    return circular(quadrant.add_(quarter), r, _SIN, _COS)
+
+
+def circular(quadrant: Tensor, r: Tensor, sine: Sequence[float], cosine: Sequence[float]) -> Tensor:
+    """The sine of quadrant * pi / 2 + r, from the series of both functions."""
     square = r.mul(r)
-    odd = (quadrant & 1).bool()
-    size = torch.where(odd, polynomial(square, _COS), polynomial(square, _SIN).mul_(r))
+    size = torch.where((quadrant & 1).bool(), polynomial(square, cosine), polynomial(square, sine).mul_(r))
     return torch.where((quadrant & 2).bool(), size.neg(), size)
 
 
@@ -306,6 +309,11 @@ def signed_power(size: Tensor, x: Tensor, y: Tensor) -> Tensor:
     result = torch.where(torch.signbit(x) & odd, size.neg(), size)
     result = torch.where((x < 0) & x.isfinite() & ~whole, math.nan, result)
     return torch.where((y == 0) | (x == 1), 1.0, result)
+
+
+def whole_power(x: Tensor, n: int) -> Tensor:
+    """``x**n`` for any n, by ``integer_power``."""
+    return integer_power(x, n) if n >= 0 else torch.ones_like(x).div_(integer_power(x, -n))
 
 
 def integer_power(x: Tensor, n: int) -> Tensor:

@@ -98,7 +98,7 @@ class ExactModule(Sharded):
             engine = Engine(draws, kept=self._guarded(values))
             batch = JoinedBatch(alone, len(fed)) if self._numerics.batch_norm == "global" else None
             with torch.enable_grad(), engine, guarded(engine):
-                rows = mapped(lambda one: one[[index for index, _ in fed]], part)
+                rows = mapped(partial(together.rows_of, [index for index, _ in fed]), part)
                 outputs = self._vmapped(rows, entered, engine, batch=batch).outputs
                 slopes = [slopes_of(index, one) for (index, _), one in zip(fed, outputs.detach(), strict=True)]
                 grads = gradients(outputs, entered, torch.stack(slopes))
@@ -123,14 +123,13 @@ class ExactModule(Sharded):
             self._both_passes(values, forward, Survey(refusals), part, partial(slopes_of, 0))
         except RefusedError as error:  # raised at the end of a pass, past the surveying engine
             refusals.note(error)
-        names = list(kept.changes()) if kept else []
-        try:
-            if kept and names:
+        if kept and (names := list(kept.changes())):
+            try:
                 with torch.enable_grad():
                     self.settle(attributes, kept, [part], range(1), step)
-        except RefusedError:
-            for name in names:
-                refusals.note(written_in_forward(name))
+            except RefusedError:
+                for name in names:
+                    refusals.note(written_in_forward(name))
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
 

@@ -107,12 +107,16 @@ class Sharded(nn.Module):
     def _alone(self, part: Part, shard: int, step: int, values: dict[str, Tensor]) -> Tensor:
         """The outputs for one shard, of which nothing is noted."""
         engine = Engine(Draws(self._numerics.seed, step, [shard]), kept=self._guarded(values))
-        form, held = OneForm(engine, ShardNorms(self.model, engine)), switches()
-        with self._entered(self._entries(values), values), engine, form, guarded(engine):
-            outputs = self._outputs(part)
+        held = switches()
+        outputs = self._one(part, values, engine, ShardNorms(self.model, engine))
         if name := switched(held):
             raise written_in_forward(f"a switch of PyTorch's, {name}")
         return outputs
+
+    def _one(self, part: Part, values: dict[str, Tensor], engine: Engine, norms: ShardNorms) -> Tensor:
+        """The outputs for one shard, by an engine of its own."""
+        with self._entered(self._entries(values), values), engine, OneForm(engine, norms), guarded(engine):
+            return self._outputs(part)
 
     def _outputs(self, part: Part) -> Tensor:
         """The outputs for one shard, from copies, since forward may write to its input."""
@@ -130,17 +134,16 @@ class Sharded(nn.Module):
         for shard, part in zip(shards, parts, strict=True):
             engine = self._engine(step, [shard], kept)
             calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
-            norms = ShardNorms(self.model, engine, calls, apart)
-            with self._entered(self._entries(values), values), engine, OneForm(engine, norms), guarded(engine):
-                outputs.append(self._outputs(part))
+            outputs.append(self._one(part, values, engine, ShardNorms(self.model, engine, calls, apart)))
         return torch.stack(outputs)
 
     def _run_together(self, part: Part, shards: range, step: int, values: dict[str, Tensor]) -> Tensor | None:
         """``_run_each`` in passes over several shards; None if the model cannot run so."""
         batch, order, outputs = self._numerics.joined_batch(shards), list[int](), list[Tensor]()
+        kept = self._guarded(values)
 
         def run(here: Sequence[int]) -> tuple[list[Call], together.Pass]:
-            engine, calls = self._engine(step, here, self._guarded(values)), list[Call]()
+            engine, calls = self._engine(step, here, kept), list[Call]()
             entered, rows = self._entries(values, here=len(here)), [shards.index(shard) for shard in here]
             with engine, guarded(engine):
                 return calls, self._vmapped(

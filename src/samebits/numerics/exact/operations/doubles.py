@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.elementary import LN2_HI, LN2_LO, divisor, near_quadrants, polynomial
+from samebits.numerics.exact.elementary import LN2_HI, LN2_LO, circular, divisor, near_quadrants, polynomial
 from samebits.numerics.exact.grid import power_of_two
+from samebits.numerics.exact.operations.pointwise import broadcast
 from samebits.numerics.exact.operations.registry import EXACT, refused_if
 
 if TYPE_CHECKING:
@@ -41,8 +42,14 @@ def _exp_of_sum(x: Tensor, rest: Tensor) -> Tensor:
     x = x.clamp(-750.0, 710.0)
     k = x.mul(elementary.INV_LN2).round_()
     r = x.sub(k.mul(LN2_HI)).sub_(k.mul(LN2_LO)).add_(rest)
-    half = k.nan_to_num().to(torch.int64) >> 1  # 2**k itself may be too large, or too small, for a number
-    return polynomial(r, _EXP).mul_(power_of_two(half)).mul_(power_of_two(k.nan_to_num().to(torch.int64) - half))
+    return _times_two_to(polynomial(r, _EXP), k)
+
+
+def _times_two_to(x: Tensor, k: Tensor) -> Tensor:
+    """Multiply by 2**k in place, in two steps: 2**k itself may be too large, or too small, for a number."""
+    whole = k.nan_to_num().to(torch.int64)
+    half = whole >> 1
+    return x.mul_(power_of_two(half)).mul_(power_of_two(whole - half))
 
 
 def log(x: Tensor) -> Tensor:
@@ -72,9 +79,7 @@ def exp2(x: Tensor) -> Tensor:
     """2**x, within 2 ulp; whole powers are exact."""
     x = x.clamp(-1080.0, 1025.0)
     k = x.round()
-    half = k.nan_to_num().to(torch.int64) >> 1
-    factor = exp(x.sub(k).mul_(elementary.LN2))
-    return factor.mul_(power_of_two(half)).mul_(power_of_two(k.nan_to_num().to(torch.int64) - half))
+    return _times_two_to(exp(x.sub(k).mul_(elementary.LN2)), k)
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -95,10 +100,7 @@ def cos(x: Tensor) -> Tensor:
 
 def _circular(x: Tensor, quarter: int) -> Tensor:
     quadrant, r = near_quadrants(x)
-    quadrant.add_(quarter)
-    square = r.mul(r)
-    size = torch.where((quadrant & 1).bool(), polynomial(square, _COS), polynomial(square, _SIN).mul_(r))
-    return torch.where((quadrant & 2).bool(), size.neg(), size)
+    return circular(quadrant.add_(quarter), r, _SIN, _COS)
 
 
 @refused_if("angles in float64 above 2**19 have no exact version; use float32", aten.sin, aten.cos)
@@ -110,13 +112,11 @@ def power(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x**y``, within 2 ulp if y is at most 1, and within 2 + |y| ulp else; small whole ones by multiplication."""
     if not isinstance(y, torch.Tensor):
         assert isinstance(x, torch.Tensor)
-        whole = abs(y) <= 64 and y == int(y)
-        if whole or abs(y) == 0.5:
-            result = elementary.integer_power(x, abs(int(y))) if whole else sqrt(x)
-            return result if y >= 0 else torch.ones_like(result).div_(result)
-    device = max((t for t in (x, y) if isinstance(t, torch.Tensor)), key=torch.Tensor.dim).device
-    tensors = (torch.as_tensor(t, dtype=torch.float64, device=device) for t in (x, y))
-    base, exponent = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
+        if abs(y) <= 64 and y == int(y):
+            return elementary.whole_power(x, int(y))
+        if abs(y) == 0.5:
+            return elementary.whole_power(sqrt(x), 1 if y > 0 else -1)
+    base, exponent = broadcast(x, y, torch.float64)
     of_base, rest = _log_as_sum(base.abs())
     factor = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     product = of_base.mul(factor)

@@ -111,10 +111,16 @@ def _pair(x: Tensor | Number, y: Tensor | Number) -> tuple[Tensor, Tensor]:
     common = torch.result_type(x, y)
     if common != torch.float32:
         raise NotExactError(f"{common} has no exact version; use float32")
+    wide_x, wide_y = broadcast(x, y, common)
+    return wide_x.contiguous(), wide_y.contiguous()
+
+
+def broadcast(x: Tensor | Number, y: Tensor | Number, common: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Both in their ``common`` type and then in float64, in one shape."""
     device = max((t for t in (x, y) if isinstance(t, torch.Tensor)), key=torch.Tensor.dim).device
     tensors = (torch.as_tensor(t, dtype=common, device=device).to(torch.float64) for t in (x, y))
-    wide_x, wide_y = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
-    return wide_x.contiguous(), wide_y.contiguous()
+    wide: tuple[Tensor, Tensor] = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
+    return wide
 
 
 def _of_pair(packet: Any, function: Callable[[Tensor, Tensor], Tensor], *, whole: bool = True) -> None:
@@ -197,9 +203,7 @@ def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     assert isinstance(x, torch.Tensor)
     x = x.to(common)
     if abs(y) <= 64 and y == int(y):
-        if y >= 0:
-            return elementwise(lambda v: elementary.integer_power(v, int(y)), x)
-        return elementwise(lambda v: torch.ones_like(v).div_(elementary.integer_power(v, -int(y))), x)
+        return elementwise(lambda v: elementary.whole_power(v, int(y)), x)
     if y == 0.5:
         return elementwise(elementary.root_of_float, x)
     if y == -0.5:
