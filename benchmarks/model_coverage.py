@@ -5,7 +5,7 @@ ranks have it, and the hashes of the weights have to be one. The price is the CP
 fast one: at this size both are bound by Python and small kernels, so it is not that of a training. Some of the families
 train again in other environments, and their weights have to be the same.
 
-python benchmarks/model_coverage.py [FAMILY ...]
+python benchmarks/model_coverage.py [FAMILY ...] [--kept FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,11 @@ from samebits.numerics.initialization import portable_initialization
 from samebits.numerics.interface import MicroBatch, Numerics
 from samebits.params import parse_params
 from samebits.portable.random import Stream
+from samebits.records.provenance import git_state
 from samebits.training.diagnosis import require_same_again
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
 
@@ -155,6 +157,19 @@ def in_a_process(family: Family) -> dict[str, Any]:
     return found
 
 
+def measured(chosen: dict[str, Family], kept: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What became of each family. What ``kept`` holds of this commit is not measured again; the others are added."""
+    commit = git_state().commit
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept and kept.is_file() else []
+    before = {line["name"]: line["found"] for line in map(json.loads, lines) if line["commit"] == commit}
+    for name, family in chosen.items():
+        found = before.get(name) or {"library": family.library, **in_a_process(family)}
+        if kept and name not in before:
+            with kept.open("a", encoding="utf-8") as file:
+                print(json.dumps({"commit": commit, "name": name, "found": found}), file=file)
+        yield name, found
+
+
 def weights_in(environ: dict[str, str], names: list[str]) -> dict[str, str]:
     """Weights of families that train in another environment, with kernels made there; or what became of a family."""
     with tempfile.TemporaryDirectory() as cache:
@@ -195,22 +210,22 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--weights", is_flag=True, help="Print the weights of these families as JSON, and nothing else.")
+@click.option("--kept", type=click.Path(path_type=Path), help="Go on with the results that FILE holds of this commit.")
 @with_out_dir
-def main(names: tuple[str, ...], weights: bool, out_dir: Path) -> None:
+def main(names: tuple[str, ...], weights: bool, kept: Path | None, out_dir: Path) -> None:
     """Train each family, print what became of it, and write a record of all of them."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     chosen = families()
     chosen = some({name: family for name, family in chosen.items() if not names or name in names})
     if weights:
-        measured = {name: in_a_process(family) for name, family in chosen.items()}
-        print(json.dumps({name: one.get("weights", one["outcome"]) for name, one in measured.items()}))
+        of_each = dict(measured(chosen, None))
+        print(json.dumps({name: one.get("weights", one["outcome"]) for name, one in of_each.items()}))
         return
     found: dict[str, dict[str, Any]] = {}
-    for name, family in chosen.items():
-        found[name] = {"library": family.library, **in_a_process(family)}
-        price = found[name].get("price")
-        said = f"{price:.1f} times fast" if price else found[name].get("why", "")
-        print(f"{name}: {found[name]['outcome']}: {said}", flush=True)
+    for name, one in measured(chosen, kept):
+        found[name] = one
+        said = f"{one['price']:.1f} times fast" if "price" in one else one.get("why", "")
+        print(f"{name}: {one['outcome']}: {said}", flush=True)
     train_elsewhere(found)
     print(summary(found))
     if not names:
