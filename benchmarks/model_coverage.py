@@ -33,6 +33,7 @@ from common import few, save, some, with_out_dir
 from families import SAMPLES, families
 from samebits.errors import RefusedError, SamebitsError, first_line
 from samebits.numerics.exact.compiled.build import ZIG
+from samebits.numerics.exact.functions import replace_apply
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
@@ -215,6 +216,7 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main(names: tuple[str, ...], weights: bool, kept: Path | None, out_dir: Path) -> None:
     """Train each family, print what became of it, and write a record of all of them."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    replace_apply()  # before a library keeps it under another name, as a process that trains in exact does
     chosen = families()
     chosen = some({name: family for name, family in chosen.items() if not names or name in names})
     if weights:
