@@ -271,11 +271,12 @@ def test_embeddings_by_indices_of_either_type(kernels: Library, kind: torch.dtyp
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("rows", "height", "width"), [(8, 900, 300), (1, 3, 2), (200, 30, 40)])
-def test_sums_of_products_by_blocks(kernels: Library, rows: int, height: int, width: int, threads: int) -> None:
-    """With many rows, few of the shards' factors are in memory at a time."""
+@pytest.mark.parametrize(("rows", "height", "width"), [(8, 900, 300), (1, 3, 2), (200, 30, 40), (900, 7, 33)])
+@pytest.mark.parametrize("odd", [1.0, math.inf, math.nan])
+def test_sums_of_products(kernels: Library, rows: int, height: int, width: int, threads: int, odd: float) -> None:
+    """Tiles with a part of their rows and columns, and of one shard after another where rows are many."""
     left, right = usual(3, rows, height, salt=3), usual(3, rows, width, salt=4)
-    left[1, 0, 0], right[2, 0, 1] = -0.0, 1e-45
+    left[1, 0, 0], right[2, 0, 1], left[0, 0, 1] = -0.0, 1e-45, odd
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

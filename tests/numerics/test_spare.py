@@ -18,26 +18,24 @@ def small(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_what_is_given_back_is_lent_again_as_zeros():
+def test_what_is_given_back_is_lent_again():
     memory = SpareMemory()
-    first, other = memory.zeros(SHAPE).add_(1.0), memory.zeros(SHAPE)
+    first, other = memory.numbers(SHAPE), memory.numbers(SHAPE)
     place = first.data_ptr()
     memory.give_back(torch.ones(SHAPE, dtype=torch.float64))  # of somebody else
-    assert memory.zeros(SHAPE).data_ptr() not in (place, other.data_ptr())
+    assert memory.numbers(SHAPE).data_ptr() not in (place, other.data_ptr())
     memory.give_back(first.detach())
     memory.give_back(first)  # is known no longer
     with below.watched_by(EagerDispatchMode()):
-        assert memory.zeros(SHAPE).data_ptr() != place
-    assert memory.zeros(torch.Size((3, 2))).data_ptr() != place
-    again = memory.zeros(SHAPE)
-    assert again.data_ptr() == place
-    assert not again.any()
-    assert memory.zeros(SHAPE).data_ptr() != place
+        assert memory.numbers(SHAPE).data_ptr() != place
+    assert memory.numbers(torch.Size((3, 2))).data_ptr() != place
+    assert memory.numbers(SHAPE).data_ptr() == place
+    assert memory.numbers(SHAPE).data_ptr() != place
 
 
 def test_small_memory_is_left_to_the_allocator():
     memory = SpareMemory()
-    memory.give_back(memory.zeros(SHAPE))
+    memory.give_back(memory.numbers(SHAPE))
     assert not memory._lent
     assert not memory._back
 
@@ -64,15 +62,15 @@ def test_weights_lie_where_those_of_the_step_before_lay_unless_somebody_has_thes
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_training_has_the_same_bits(splits, monkeypatch):
     """Also where several micro-batches of a step have gradients at a time."""
-    expected, taken, zeros = exact_probe.train("mlp", splits=splits), [], SpareMemory.zeros
+    expected, taken, numbers = exact_probe.train("mlp", splits=splits), [], SpareMemory.numbers
     monkeypatch.setattr(spare, "_LARGE", 0)
 
     def watched(memory, shape):
         had = len(memory._back)
-        found = zeros(memory, shape)
+        found = numbers(memory, shape)
         taken.append(had - len(memory._back))
         return found
 
-    monkeypatch.setattr(SpareMemory, "zeros", watched)
+    monkeypatch.setattr(SpareMemory, "numbers", watched)
     assert exact_probe.train("mlp", splits=splits) == expected
     assert 0 < sum(taken) < len(taken)

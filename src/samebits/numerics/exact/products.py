@@ -147,29 +147,19 @@ def products_of_shards(left: Tensor, right: Tensor, bits: int) -> Tensor:
     return rounded_matmul(snap(left, -2, bits).mT, snap(right, -2, bits))
 
 
-def _added_by_blocks(
+def _added(
     library: Kernels, left: Tensor, right: Tensor, bits: int, spare: SpareMemory, shift: Tensor | float
 ) -> tuple[Tensor, Tensor] | None:
     left, right = left.contiguous(), right.contiguous()
     if not library.is_host or not library.takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]
-    total, size = spare.zeros(torch.Size((height, width))), torch.zeros((), dtype=torch.float32)
-    parts, number = list(row_blocks(height, width)), library.number(shift, left)
-    product = torch.empty((parts[0].stop, width), dtype=torch.float64)
-    # Shards whose factors take no more room than the total, or than a core's cache has.
-    step = max(1, max(height * width, _BUFFER) // (rows * (height + width)))
-    for first in range(0, shards, step):
-        factors, others = (snap(x[first : first + step], -2, bits) for x in (left, right))
-        for part in parts:
-            block = product[: part.stop - part.start]
-            for factor, other in zip(factors.mT, others, strict=True):
-                torch.mm(factor[part], other, out=block)
-                library.call("add_finished", block, total[part], size, block.numel(), number, threads())
+    total, size, number = spare.numbers(torch.Size((height, width))), library.place(left), library.number(shift, left)
+    library.call("add_products", left, right, total, size, shards, rows, height, width, bits, number, threads())
     return total, size
 
 
-@compiled(_added_by_blocks)
+@compiled(_added)
 def sum_of_products(
     left: Tensor,
     right: Tensor,

@@ -23,15 +23,15 @@ class SpareMemory:
         self._back: list[Tensor] = []
         self._values: dict[str, Tensor] = {}
 
-    def zeros(self, shape: torch.Size) -> Tensor:
-        """Float64 zeros on a CPU. A recording of passes has memory of its own."""
+    def numbers(self, shape: torch.Size) -> Tensor:
+        """Float64 numbers on a CPU, still without values. A recording of passes has memory of its own."""
         if below.watch is not None:
-            return torch.zeros(shape, dtype=torch.float64)
+            return torch.empty(shape, dtype=torch.float64)
         found = next((i for i, one in enumerate(self._back) if one.shape == shape), None)
-        zeros = torch.zeros(shape, dtype=torch.float64) if found is None else self._back.pop(found).zero_()
-        if zeros.nbytes >= _LARGE:
-            self._lent = {_storage(zeros), *(one for one in self._lent if not one.expired())}  # type: ignore[no-untyped-call]
-        return zeros
+        numbers = torch.empty(shape, dtype=torch.float64) if found is None else self._back.pop(found)
+        if numbers.nbytes >= _LARGE:
+            self._lent = {_storage(numbers), *(one for one in self._lent if not one.expired())}  # type: ignore[no-untyped-call]
+        return numbers
 
     def give_back(self, gradient: Tensor) -> None:
         """Take the memory of a gradient that is dropped, if it was lent."""

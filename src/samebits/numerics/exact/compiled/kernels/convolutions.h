@@ -1,27 +1,5 @@
 /* Convolutions of images and kernels on grids over up to three axes, and their gradients. */
-#define ABREAST (2 * FEW)
-#define TALL 6
 #define AXES 3
-
-/* sums[row][column] = sum of x[starts[row] + steps[k]] * packed[k][column] over k: TALL rows, ABREAST columns. */
-static __attribute__((noinline)) void tile_of_products(const double *x, const i64 *starts, const i64 *steps,
-                                                       const double *packed, i64 terms, double *sums) {
-    few total[TALL][2] = {{{0}}};
-    const double *rows[TALL];
-    for (int row = 0; row < TALL; row++) rows[row] = x + starts[row];
-    for (i64 k = 0; k < terms; k++, packed += ABREAST) {
-        few left, right;
-        memcpy(&left, packed, sizeof left);
-        memcpy(&right, packed + FEW, sizeof right);
-        i64 step = steps[k];
-        for (int row = 0; row < TALL; row++) {
-            few number = EVERYWHERE(rows[row][step]);
-            total[row][0] = ADD_PRODUCT(total[row][0], number, left);
-            total[row][1] = ADD_PRODUCT(total[row][1], number, right);
-        }
-    }
-    memcpy(sums, total, sizeof total);
-}
 
 /* All sizes of a convolution; channels and outputs are those of a group. `room` is an image with its padding. */
 struct convolution {

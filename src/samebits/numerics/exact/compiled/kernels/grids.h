@@ -147,24 +147,4 @@ API void finish(const double *x, float *y, i64 n, unsigned threads) {
     struct finish f = {x, y};
     share(finish_numbers, &f, n, n, threads);
 }
-
-/* Products that are finished, rounded to one grid and added to what is there; the largest is at least what was. */
-struct add_finished { const double *x; double *y; float *largest; double shift; };
-static void add_finished_numbers(const void *arguments, i64 first, i64 last) {
-    const struct add_finished *s = arguments;
-    const double *restrict x = s->x;
-    double *restrict y = s->y, shift = s->shift;
-    i32 most = 0;
-    for (i64 i = first; i < last; i++) {
-        float number = (float)(x[i] + 0.0);
-        i32 size = size_of(number);
-        most = size > most ? size : most;
-        y[i] = y[i] + ((double)number + shift - shift);
-    }
-    raise_to(s->largest, most);
-}
-API void add_finished(const double *x, double *y, float *largest, i64 n, double shift, unsigned threads) {
-    struct add_finished s = {x, y, largest, shift};
-    share(add_finished_numbers, &s, n, n, threads);
-}
 #endif
