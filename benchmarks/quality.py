@@ -9,6 +9,7 @@ one with BatchNorm, which ``exact`` has by shard, or by the batch as ``fast`` ha
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,13 +22,13 @@ from samebits.records.run import Evaluation, read_run
 
 NUMERICS = ("fast", "exact")
 SAMPLES = few(65_536, 1024)
-OF_A_USER = {"source": str(ROOT / "benchmarks/user_models.py"), "kwargs": {}}
+OF_A_USER = ROOT / "benchmarks/user_models.py"
 
 
-def case_of(task: str, model: str, samples: int = SAMPLES, **exact: str) -> dict[str, Any]:
-    """Changes of the default parameters."""
-    more = OF_A_USER if ":" in model else {}
-    return {"data": {"task": task, "num_samples": samples}, "model": {"name": model, **more}, "exact": exact}
+def case_of(task: str, name: str, samples: int = SAMPLES, exact: Any = None, **kwargs: Any) -> dict[str, Any]:
+    """Changes of the default parameters; ``kwargs`` are the model's."""
+    data, model = {"task": task, "num_samples": samples}, {"name": name, "kwargs": kwargs}
+    return {"data": data, "model": model, "exact": exact or {}}
 
 
 CASES = {
@@ -37,10 +38,10 @@ CASES = {
     "images": case_of("images", "convnet"),
     "tokens": case_of("tokens", "gpt"),
     **{
-        f"batch-norm-{form}": case_of("images", "user_models:Normed", SAMPLES // 4, batch_norm=form)
+        f"batch-norm-{form}": case_of("images", "user_models:Normed", SAMPLES // 4, exact={"batch_norm": form})
         for form in ("shard", "global")
     },
-    "recurrent": case_of("tokens", "user_models:LSTM", SAMPLES // 4),
+    "recurrent": case_of("tokens", "user_models:LSTM", SAMPLES // 4, vocab=32),
 }
 
 
@@ -52,6 +53,7 @@ def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     params["train"] |= {"repeats": 1, "global_batch_size": BATCH}
     params["train"]["optimizer"]["lr"] = LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
+    shutil.copy(OF_A_USER, folder)
     stage("prepare", folder=folder)
     losses: dict[str, float] = {}
     for numerics in NUMERICS:
