@@ -54,9 +54,64 @@ def test_weights_that_are_none_are_named(weights):
         exactly(lambda: torch.multinomial(torch.tensor([weights, [1.0, 1.0]]), 1))
 
 
-def test_a_generator_of_ones_own_is_refused():
-    with pytest.raises(RefusedError, match="multinomial"):
-        exactly(lambda: torch.multinomial(WEIGHTS, 1, generator=torch.Generator()))
+MANY = torch.tensor([0.0, 0.2, 0.9, 1.0]).repeat(10_000, 1)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.bernoulli(input=MANY),
+        lambda: MANY.bernoulli(),
+        lambda: torch.empty_like(MANY).bernoulli_(p=MANY),
+        lambda: torch.distributions.Bernoulli(MANY).sample(),
+    ],
+)
+def test_ones_come_with_the_probability_of_their_place(draw):
+    drawn = exactly(draw)
+    assert drawn.dtype == torch.float32
+    assert drawn.unique(sorted=True).tolist() == [0.0, 1.0]
+    torch.testing.assert_close(drawn.mean(0), MANY[0], rtol=0, atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("draw", "mean", "std"),
+    [
+        (lambda: torch.normal(mean=MANY, std=2.0), MANY[0], torch.full((4,), 2.0)),
+        (lambda: torch.normal(1.0, MANY), torch.ones(4), MANY[0]),
+        (lambda: torch.normal(MANY, MANY[0]), MANY[0], MANY[0]),
+        (lambda: torch.distributions.Normal(MANY, MANY + 1).sample(), MANY[0], MANY[0] + 1),
+    ],
+)
+def test_normal_numbers_have_the_mean_and_the_deviation_of_their_place(draw, mean, std):
+    drawn = exactly(draw)
+    torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=0.06)
+    torch.testing.assert_close(drawn.std(0), std, rtol=0, atol=0.06)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.bernoulli(torch.tensor([0.5, 1.1])),
+        lambda: torch.empty(2).bernoulli_(torch.tensor([float("nan"), 0.5])),
+        lambda: torch.normal(torch.zeros(2), torch.tensor([1.0, -1.0])),
+    ],
+)
+def test_parameters_that_are_none_are_named(draw):
+    with pytest.raises(RuntimeError, match=r"(bernoulli: expected probabilities|normal: expected standard deviations)"):
+        exactly(draw)
+
+
+@pytest.mark.parametrize("draw", [torch.bernoulli, lambda p, generator: torch.normal(p, p, generator=generator),
+                                  lambda p, generator: torch.multinomial(p, 1, generator=generator),
+                                  lambda p, generator: p.clone().bernoulli_(p, generator=generator)])  # fmt: skip
+def test_a_generator_of_ones_own_is_refused(draw):
+    with pytest.raises(RefusedError, match=r"bernoulli|normal|multinomial"):
+        exactly(lambda: draw(WEIGHTS.clamp(max=1), generator=torch.Generator()))
+
+
+def test_in_a_backward_pass_no_random_number_is_drawn():
+    with pytest.raises(RefusedError, match=r"forward pass alone\. hint: draw in forward"), Engine():
+        torch.rand(2)
 
 
 def test_a_random_slope_is_drawn_for_every_negative_number():

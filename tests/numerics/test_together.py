@@ -106,6 +106,8 @@ PRODUCTS = [
         lambda net, x: net.body(x) * torch.empty(len(x), 1).bernoulli_(0.5) + x.new_empty(20).uniform_(-1.0, 1.0),
         lambda net, x: net.body(x) * torch.empty_like(net.body.bias).normal_() + torch.empty(20).copy_(x[0, :20]),
         lambda net, x: net.body(x) + torch.multinomial(x.abs() + 0.1, 20).float(),
+        lambda net, x: net.body(x * x.sigmoid().bernoulli()) + torch.normal(x[:, :20], x[:, :20].abs()),
+        lambda net, x: net.body(x * torch.empty_like(x).bernoulli_(x.sigmoid())) + torch.normal(x[:, :1], 0.5),
         lambda net, x: (
             F.conv1d(x.view(1, len(x), -1), net.body.weight[: len(x) * 2, None, :3], groups=len(x)).mean() + net.body(x)
         ),

@@ -187,9 +187,11 @@ class Engine(EagerDispatchMode):
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
         if self.draws is None:
-            raise self._refusal(func, "random numbers are drawn in the forward pass alone")
+            hint = "draw in forward, and keep what is drawn for the backward pass"
+            raise self._refusal(func, "random numbers are drawn in the forward pass alone", hint)
         if generator_of(kwargs) is not None:
-            raise self._refusal(func, "draws from a generator of the model's own follow from how often it has drawn")
+            why = "draws from a generator of the model's own follow from how often it has drawn"
+            raise self._refusal(func, why, "leave generator= out: draws follow from seed, step and shard")
         if func.overloadpacket is aten.native_dropout:
             x, p, train = args
             if train is False:

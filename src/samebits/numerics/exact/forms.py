@@ -12,7 +12,7 @@ from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from samebits.numerics.exact import alignments, folded_products, of_shards, root_mean_square
+from samebits.numerics.exact import alignments, drawn_forms, folded_products, of_shards, root_mean_square
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.operations.normalization import affine
 from samebits.numerics.exact.parameters import Entry
@@ -247,27 +247,9 @@ def _binary_cross_entropies_with_logits(
     return losses if weight is None else losses * weight
 
 
-def _multinomial(
-    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """``torch.multinomial`` by exponential draws: the largest share of a weight wins.
-
-    Raises RuntimeError as PyTorch's: a weight is negative or not finite, or all of a row are zero.
-    """
-    if generator is not None:
-        return torch.multinomial(weights, num_samples, replacement, generator=generator)
-    weights = weights.detach()
-    valid = ((weights >= 0) & weights.isfinite()).all(-1) & (weights > 0).any(-1)
-    if not bool(physical(valid).all()):
-        raise RuntimeError("multinomial: expected weights that are finite, not negative, and not all zero")
-    if replacement:
-        weights = weights.unsqueeze(-2).expand(*weights.shape[:-1], num_samples, weights.shape[-1])
-    shares = weights.div(torch.empty_like(weights).exponential_())
-    return shares.argmax(-1) if replacement else shares.topk(num_samples, -1).indices
-
-
 FORMS: dict[Any, Callable[..., Any]] = {
     **alignments.FORMS,
+    **drawn_forms.FORMS,
     **root_mean_square.FORMS,
     F.binary_cross_entropy: _reduced_apart(_binary_cross_entropies),
     F.binary_cross_entropy_with_logits: _reduced_apart(_binary_cross_entropies_with_logits),
@@ -280,6 +262,4 @@ FORMS: dict[Any, Callable[..., Any]] = {
     torch.group_norm: _group_norm,
     F.grid_sample: _grid_sample,
     F.rrelu: _rrelu,
-    torch.multinomial: _multinomial,
-    Tensor.multinomial: _multinomial,
 }

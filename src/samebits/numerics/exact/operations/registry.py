@@ -153,8 +153,9 @@ ALIKE = (
         why="values are compared or counted, in whatever order",
         types=(*_INTEGERS, *_FLOATS),
         free="""
-            all any argwhere bucketize count_nonzero eq equal ge gt heaviside is_nonzero isfinite isin isinf isnan
-            isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne nonzero searchsorted signbit
+            _is_all_true _is_any_true all any argwhere bucketize count_nonzero eq equal ge gt heaviside is_nonzero
+            isfinite isin isinf isnan isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne nonzero
+            searchsorted signbit
         """,
         integers="nonzero_static",
         inner="amax amin aminmax cummax cummin max maximum min minimum sort",
@@ -213,8 +214,19 @@ REFUSED = {
 }
 """Operations that PyTorch decomposes in different ways for some devices or splits, each with the reason."""
 
+_ALGEBRA = _packets("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lstsq")
+_SPARSE = _packets(
+    "_to_sparse _to_sparse_csr _convert_indices_from_coo_to_csr _sparse_coo_tensor_with_dims_and_tensors"
+)
 HINTS = {
     **dict.fromkeys(_BATCH_NORMS, "call torch.nn.functional.batch_norm, or set train.numerics: [fast]"),
+    **dict.fromkeys(_ALGEBRA, "use torch.linalg.qr and torch.linalg.solve_triangular, or set train.numerics: [fast]"),
+    **dict.fromkeys(
+        _SPARSE, "keep the places as integers and sum by index_add or scatter_add, or set train.numerics: [fast]"
+    ),
+    **dict.fromkeys(
+        _packets("_unique2 unique_consecutive unique_dim"), "give it integers, or set train.numerics: [fast]"
+    ),
     aten.renorm: "scale it by its norm: x * (limit / (x.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)",
 }
 """Hints for refused operations that a known option avoids."""
