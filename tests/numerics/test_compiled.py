@@ -270,6 +270,15 @@ def test_embeddings_by_indices_of_either_type(kernels: Library, kind: torch.dtyp
     assert torch.equal(bits(found()[:3]), bits(embedding_dense_backward(slopes, index.long(), 3, 1, False)))
 
 
+def on_threads(count: int, kernels: Library, compute: Callable[[], Sequence[Tensor]]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        assert_same(kernels, compute)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("rows", "height", "width"), [(8, 900, 300), (1, 3, 2), (200, 30, 40), (900, 7, 33)])
 @pytest.mark.parametrize("odd", [1.0, math.inf, math.nan])
@@ -277,12 +286,27 @@ def test_sums_of_products(kernels: Library, rows: int, height: int, width: int, 
     """Tiles with a part of their rows and columns, and of one shard after another where rows are many."""
     left, right = usual(3, rows, height, salt=3), usual(3, rows, width, salt=4)
     left[1, 0, 0], right[2, 0, 1], left[0, 0, 1] = -0.0, 1e-45, odd
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_same(kernels, lambda: sum_of_products(left, right, 20, SpareMemory(), 3 * 2.0**30))
-    finally:
-        torch.set_num_threads(before)
+    on_threads(threads, kernels, lambda: sum_of_products(left, right, 20, SpareMemory(), 3 * 2.0**30))
+
+
+def factors(rows: int, terms: int, width: int, odd: float, is_transposed: bool) -> tuple[Tensor, Tensor]:
+    """Lines differ in size, and have zeros, a subnormal number and an odd one among them."""
+    sizes = 2.0 ** (torch.arange(width).view(-1, 1) % 50 - 25)
+    x, matrix = usual(rows, terms, salt=3), usual(width, terms, salt=4).mul(sizes)
+    x[0, 0], x[-1], matrix[-1, -1], matrix[0] = -0.0, 1e-45, odd, 0.0
+    return x, matrix.T.contiguous().T if is_transposed else matrix
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("odd", [1.0, math.inf, math.nan])
+@pytest.mark.parametrize(("rows", "terms", "width"), [(1, 1, 1), (7, 5, 3), (300, 40, 70), (40, 900, 33)])
+def test_products_by_tiles(
+    kernels: Library, rows: int, terms: int, width: int, odd: float, is_transposed: bool, threads: int
+) -> None:
+    """Tiles with a part of their rows and columns, and of some rows after others where terms are many."""
+    x, matrix = factors(rows, terms, width, odd, is_transposed)
+    on_threads(threads, kernels, lambda: [product_of_lines(x, matrix, 20)])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -290,20 +314,15 @@ def test_sums_of_products(kernels: Library, rows: int, height: int, width: int, 
 def test_products_with_parts_of_a_large_matrix(
     kernels: Library, is_transposed: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last part is smaller than the others, and lines differ in size."""
+    """The last part is smaller than the others, of rows and of lines."""
+    x, matrix = factors(520, 130, 500, math.inf, is_transposed)
     monkeypatch.setattr(products, "_LARGE", 50_000)
-    x, matrix = usual(7, 130, salt=3), usual(500, 130, salt=4).mul(2.0 ** (torch.arange(500).view(-1, 1) % 50 - 25))
-    x[1, 3], x[2], matrix[7, 9], matrix[8] = -0.0, 1e-45, math.inf, 0.0
-    matrix = matrix.T.contiguous().T if is_transposed else matrix
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_same(kernels, lambda: [product_of_lines(x, matrix, 20)])
-    finally:
-        torch.set_num_threads(before)
-    monkeypatch.delattr(products, "_by_blocks_of_rows")  # for which the whole matrix is rounded
-    with using(kernels):
-        product_of_lines(x, matrix, 20)
+    kernels_called, call = set[str](), Library.call
+    monkeypatch.setattr(
+        Library, "call", lambda self, name, *given: (kernels_called.add(name), call(self, name, *given))
+    )
+    on_threads(threads, kernels, lambda: [product_of_lines(x, matrix, 20)])
+    assert "product_of_lines" not in kernels_called
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

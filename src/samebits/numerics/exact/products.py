@@ -15,8 +15,6 @@ from samebits.numerics.exact.grid import bits_of_products, slices, snap, snap_ro
 from samebits.numerics.exact.integer_products import multiply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from samebits.numerics.exact.compiled.library import Kernels
@@ -62,52 +60,34 @@ def rounded_matmul(a: Tensor, b: Tensor) -> Tensor:
     return _finish(multiply(a, b))
 
 
-_BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
-_FEWEST_ROWS = 256  # of a block: a product of fewer is slower
+_LARGE = 1 << 21  # numbers of a matrix that is rounded part by part and lies nowhere as a whole
+_ROWS, _LINES = 512, 192  # of a part; the second no power of two, by which a cache would have room for few of them
 
 
-def row_blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices that cover all rows, for products of blocks; ``width`` float64 numbers belong to a row."""
-    return slices(rows, threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1)))
-
-
-def _by_blocks_of_rows(library: Kernels, x: Tensor, factor: Tensor, bits: int) -> Tensor:
-    (rows, terms), width = x.shape, factor.shape[1]
-    out = torch.empty((rows, width), dtype=torch.float32)
-    source, target, team = x.data_ptr(), out.data_ptr(), threads()
-    parts = list(row_blocks(rows, terms + width))
-    snapped_rows = torch.empty((parts[0].stop, terms), dtype=torch.float64)
-    products = torch.empty((parts[0].stop, width), dtype=torch.float64)
-    for part in parts:
-        count = part.stop - part.start
-        library.call("snap_rows", source + 4 * terms * part.start, snapped_rows, count, terms, bits, team)
-        torch.mm(snapped_rows[:count], factor, out=products[:count])
-        library.call("finish", products, target + 4 * width * part.start, count * width, team)
+def _by_parts(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor:
+    out = x.new_empty((len(x), len(matrix)))
+    for rows in slices(len(x), _ROWS):
+        left, to = snap_rows(x[rows], bits), out[rows]
+        product = torch.empty(to.shape, dtype=torch.float64)
+        for part in slices(len(matrix), threads() * _LINES):
+            torch.mm(left, _lines_on_grids(matrix[part], bits), out=product[:, part])
+        library.call("finish", product, to, to.numel(), threads())
     return out
 
 
-_LARGE = 1 << 21  # numbers of a matrix that few rows meet, which is rounded part by part and lies nowhere as a whole
-_FEW = 512  # such rows
-_LINES = 192  # of a part; no power of two, by which a cache would have room for few of them
-
-
-def _by_blocks_of_matrix(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
-    left, product = snap_rows(x, bits), torch.empty((len(x), len(matrix)), dtype=torch.float64)
-    for part in slices(len(matrix), threads() * _LINES):
-        torch.mm(left, _lines_on_grids(matrix[part], bits), out=product[:, part])
-    return _finish(product)
-
-
-def _by_blocks(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
-    x = x.contiguous()
-    if not library.is_host or not library.takes(x) or matrix.numel() == 0:
+def _by_tiles(library: Kernels, x: Tensor, matrix: Tensor, bits: int) -> Tensor | None:
+    x, lines = x.contiguous(), matrix if matrix.is_contiguous() else matrix.T
+    if not library.is_host or not library.takes(x, lines):
         return None
-    if len(x) <= _FEW and matrix.numel() >= _LARGE:
-        return _by_blocks_of_matrix(x, matrix, bits)
-    return _by_blocks_of_rows(library, x, _lines_on_grids(matrix, bits), bits)
+    if matrix.numel() >= _LARGE:
+        return _by_parts(library, x, matrix, bits)
+    (rows, terms), width = x.shape, len(matrix)
+    out, is_transposed = x.new_empty((rows, width)), int(lines is not matrix)
+    library.call("product_of_lines", x, lines, out, rows, terms, width, is_transposed, bits, threads())
+    return out
 
 
-@compiled(_by_blocks)
+@compiled(_by_tiles)
 def product_of_lines(x: Tensor, matrix: Tensor, bits: int) -> Tensor:
     """Float32 rows times the lines of a float32 matrix, each on its own grid; rounded to float32 once.
 

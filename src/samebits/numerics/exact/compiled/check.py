@@ -21,7 +21,7 @@ from samebits.numerics.exact.grid import snap, snap_rows, snapped, snapped_sum
 from samebits.numerics.exact.operations import indexing, pooling, reductions
 from samebits.numerics.exact.operations import normalization as rows
 from samebits.numerics.exact.operations.pointwise import relu
-from samebits.numerics.exact.products import products_of_shards, rounded_matmul, sum_of_products
+from samebits.numerics.exact.products import product_of_lines, products_of_shards, rounded_matmul, sum_of_products
 from samebits.numerics.exact.self_test.check import agrees
 from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
 from samebits.numerics.exact.spare import SpareMemory
@@ -72,6 +72,7 @@ def _of_grids(device: torch.device) -> Iterable[Tensor]:
     yield from (*snapped(x, 3 * 2.0**40), *snapped_sum(x.view(5, 6, _WIDTH), 3 * 2.0**40))
     yield products_of_shards(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20)
     yield from sum_of_products(x.view(5, 6, _WIDTH), x.neg().view(5, 6, _WIDTH), 20, SpareMemory(), 3 * 2.0**40)
+    yield from (product_of_lines(x, x.neg(), 20), product_of_lines(x, x.mT.contiguous().mT, 20))
     yield rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64))
     wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
     for numbers, dims in itertools.product((wide, wide.to(torch.float32)), ((0,), (1,), (2,), (0, 2), (0, 1, 2))):

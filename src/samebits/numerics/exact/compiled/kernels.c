@@ -3,8 +3,8 @@
  * Every line is an addition, a multiplication, a division, a square root, a comparison or a look at bits, each rounded as
  * IEEE 754 says, in the order of the Python function of the same name. A compiler may vectorise that, but may not fuse a
  * multiplication with an addition (-ffp-contract=off) or reorder sums (no -ffast-math). So a kernel gives the bits of its
- * Python function on every host; tests/numerics/test_compiled.py compares the two. Convolutions and
- * gradients of weights add exact products, in any order.
+ * Python function on every host; tests/numerics/test_compiled.py compares the two. Convolutions and matrix products add
+ * exact products, in any order.
  */
 #include "kernels/numbers.h"
 #include "kernels/functions.h"
