@@ -358,7 +358,7 @@ def test_a_model_that_needs_much_memory_is_not_recorded(monkeypatch):
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (lambda x: grouped_mm(x, torch.ones(2, 3, 3), torch.tensor([1, 2], dtype=torch.int32)), "_local_scalar_dense"),
+        (lambda x: grouped_mm(x, torch.ones(2, 3, 3), torch.tensor([1, 2], dtype=torch.int32)), r"\.item\(\)"),
         (lambda x: x.add(1.0).resize_(20, 3), "resize_"),
         (lambda x: x[x > 0.0], "index"),
         (lambda x: x.unique(), "_unique2"),
@@ -366,7 +366,7 @@ def test_a_model_that_needs_much_memory_is_not_recorded(monkeypatch):
 )
 def test_what_depends_on_the_numbers_of_a_step_is_not_recorded(run, why):
     x = torch.rand(2, 3)
-    with pytest.raises(RuntimeError, match=f"what aten::{why}.* does depends on the numbers of a step"):
+    with pytest.raises(RuntimeError, match=f"what (aten::)?{why}.* does depends on the numbers of a step"):
         Traces().record(lambda: [run(x)])
 
 

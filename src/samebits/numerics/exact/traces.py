@@ -112,7 +112,8 @@ class _Trace(EagerDispatchMode):
         if func.namespace in NO_ARITHMETIC or func.overloadpacket in _OTHER_VIEWS:
             return func(*args, **kwargs)
         if func.namespace in COLLECTIVES or _depends_on_numbers(func, args):
-            raise RuntimeError(f"what {func.name()} does depends on the numbers of a step")
+            name = ".item()" if func.overloadpacket is aten._local_scalar_dense else func.name()
+            raise RuntimeError(f"what {name} does depends on the numbers of a step")
         with self:  # an operation that is made of others is recorded as these
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
