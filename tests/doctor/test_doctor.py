@@ -1003,6 +1003,11 @@ def test_images_whose_channels_may_come_last_are_warned_of(doctor, repo):
     assert [finding.text for finding in findings if "taken for this" in finding.text]
 
 
+def test_what_forward_makes_on_the_device_of_its_batch_and_keeps_mixes_no_devices(doctor):
+    before = "self.mask = self.mask if hasattr(self, 'mask') else torch.ones(128, device=x.device); x = x * self.mask"
+    assert [text for _, text, _ in told(doctor(before=before)[1], "warning") if "would mix" in text] == []
+
+
 SEVERAL = (
     "self.scale = torch.ones(10); self.blocks = {'a': [nn.Linear(2, 2)]}; self.calls = 0; self.spare = nn.Linear(2, 2)"
 )
@@ -1041,7 +1046,7 @@ def test_batch_norm_is_warned_of_once(doctor):
 @pytest.mark.parametrize(
     ("layer", "code", "text"),
     [
-        ("nn.Linear(128, 10)", 0, "the same bits in either order, of 4 samples on 1 "),
+        ("nn.Linear(128, 10)", 0, "the same bits in either order, of 4 samples on 1 CPU device, in one pass"),
         ("nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))", 0, "the same bits in either order, of 4 samples on"),
         ("nn.Sequential(nn.Linear(128, 10), nn.RReLU(inplace=True))", 2, "RReLU in model.layer.1: rrelu_with_noise_: "),
     ],

@@ -15,6 +15,7 @@ from samebits.errors import RefusedError, UserError, caused_by, counted, few, fi
 from samebits.here import of_kit
 from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode, tensors_in
+from samebits.numerics.exact.caches import Attributes
 from samebits.numerics.exact.survey import Refusals
 from samebits.records.card import read_card
 from samebits.remarks import BatchNorm
@@ -112,6 +113,7 @@ class ModelTrialRank:
         trial, params, name = self._trial, self._params, self._trial.name
         alone = name == BASELINE.name
         self.model = model = setup.build()
+        attributes = Attributes(model)
         if alone:
             self._inspect(model)
         setup.place(model)
@@ -134,8 +136,10 @@ class ModelTrialRank:
             self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
         if trial.numerics == "exact":  # its trial step was the training
-            self.say(ok(f"the same bits in either order, of {where}", name=name))
-            if (arithmetic := setup.numerics.arithmetic()) and (why := arithmetic.shards_apart):
+            arithmetic = setup.numerics.arithmetic()
+            why = arithmetic and arithmetic.shards_apart
+            self.say(ok(f"the same bits in either order, of {where}{'' if why else ', in one pass'}", name=name))
+            if why:
                 apart = ShardsApart(why=why)
                 self.say(warning(apart.sentence(), of_kit(apart.HINT), name=name, is_remark=True))
             return
@@ -149,6 +153,7 @@ class ModelTrialRank:
         unasked = "" if trial.numerics in params.train.numerics else f", in {trial.numerics}"
         self.say(ok(f"{STEPS} steps of {where}{unasked}, loss {losses[0]:.4g}", name=name))
         alone_on_cpu = alone and self._placement.device_type == "cpu"
+        attributes.taken_back()  # what forward keeps is made on the device of its batch
         if alone_on_cpu and (place := mixes_devices(model, batches.micro_batch(0, 0).inputs)):
             text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"
             hint = "make it with device=x.device, or keep a constant with register_buffer"
