@@ -287,6 +287,7 @@ def test_sums_of_products(kernels: Library, rows: int, height: int, width: int, 
     left, right = usual(3, rows, height, salt=3), usual(3, rows, width, salt=4)
     left[1, 0, 0], right[2, 0, 1], left[0, 0, 1] = -0.0, 1e-45, odd
     on_threads(threads, kernels, lambda: sum_of_products(left, right, 20, SpareMemory(), 3 * 2.0**30))
+    on_threads(threads, kernels, lambda: [products_of_shards(left, right, 20)])
 
 
 def factors(rows: int, terms: int, width: int, odd: float, is_transposed: bool) -> tuple[Tensor, Tensor]:

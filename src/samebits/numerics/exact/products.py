@@ -106,15 +106,8 @@ def _shard_by_shard(library: Kernels, left: Tensor, right: Tensor, bits: int) ->
     if not library.is_host or not library.takes(left, right):
         return None
     (shards, rows, height), width = left.shape, right.shape[2]
-    out = torch.empty((shards, height, width), dtype=torch.float32)
-    product = torch.empty((height, width), dtype=torch.float64)
-    factors = [torch.empty((rows, n), dtype=torch.float64) for n in (height, width)]
-    for shard in range(shards):
-        for x, factor, n in zip((left, right), factors, (height, width), strict=True):
-            library.call("snap_columns", x.data_ptr() + 4 * shard * rows * n, factor, 1, rows, n, n, bits, threads())
-        torch.mm(factors[0].T, factors[1], out=product)
-        target = out.data_ptr() + 4 * shard * height * width
-        library.call("finish", product, target, height * width, threads())
+    out = left.new_empty((shards, height, width))
+    library.call("products_of_columns", left, right, out, shards, rows, height, width, bits, threads())
     return out
 
 

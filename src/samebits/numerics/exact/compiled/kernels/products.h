@@ -70,9 +70,9 @@ static struct steps steps_of(i64 terms) {
 }
 
 /* Tiles of a product, each finished. */
-struct product_of_lines { const double *left, *right; float *y; i64 rows, terms, width; };
+struct product { const double *left, *right; float *y; i64 rows, terms, width; };
 static void product_tiles(const void *arguments, i64 first, i64 last) {
-    const struct product_of_lines *p = arguments;
+    const struct product *p = arguments;
     i64 panels = panels_of(p->rows, TALL), terms = p->terms;
     struct steps at = steps_of(terms);
     double sums[TALL * ABREAST];
@@ -97,9 +97,24 @@ API void product_of_lines(const float *x, const float *matrix, float *y, i64 row
     for (i64 first = 0; first < rows; first += many) {
         i64 now = part_of(rows, first, many), panels = panels_of(now, TALL);
         struct snap_panels lefts = {x + first * terms, tall, terms, now, bits};
-        struct product_of_lines p = {tall, wide, y + first * width, now, terms, width};
+        struct product p = {tall, wide, y + first * width, now, terms, width};
         share(snap_tall_lines, &lefts, panels, now * terms, threads);
-        share(product_tiles, &p, panels * panels_of(width, ABREAST), now * width, threads);
+        share(product_tiles, &p, panels * panels_of(width, ABREAST), now * width * (1 + terms / 16), threads);
+    }
+    free(tall), free(wide);
+}
+
+API void products_of_columns(const float *left, const float *right, float *y, i64 shards, i64 rows, i64 height, i64 width,
+                             i64 bits, unsigned threads) {
+    i64 tall_panels = panels_of(height, TALL), wide_panels = panels_of(width, ABREAST);
+    double *tall = panels_for(height, TALL, rows), *wide = panels_for(width, ABREAST, rows);
+    for (i64 shard = 0; shard < shards; shard++) {
+        struct snap_panels lefts = {left + shard * rows * height, tall, rows, height, bits};
+        struct snap_panels rights = {right + shard * rows * width, wide, rows, width, bits};
+        struct product p = {tall, wide, y + shard * height * width, height, rows, width};
+        share(snap_tall_panels, &lefts, tall_panels, rows * height, threads);
+        share(snap_wide_panels, &rights, wide_panels, rows * width, threads);
+        share(product_tiles, &p, tall_panels * wide_panels, height * width * (1 + rows / 16), threads);
     }
     free(tall), free(wide);
 }
@@ -156,7 +171,7 @@ API void add_products(const float *left, const float *right, double *total, floa
         struct add_products p = {tall, wide, total, largest, shift, now, rows, height, width, first == 0};
         share(snap_tall_panels, &lefts, now * tall_panels, now * rows * height, threads);
         share(snap_wide_panels, &rights, now * wide_panels, now * rows * width, threads);
-        share(add_products_tiles, &p, tall_panels * wide_panels, now * height * width, threads);
+        share(add_products_tiles, &p, tall_panels * wide_panels, now * height * width * (1 + rows / 16), threads);
     }
     free(tall), free(wide);
 }
