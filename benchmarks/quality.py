@@ -3,8 +3,9 @@
     python benchmarks/quality.py
     python benchmarks/quality.py --case regression --case tokens
 
-Each is trained by the pipeline's own scripts, under ``single``. Two users' models are among them, with fewer samples:
-one with BatchNorm, which ``exact`` has by shard, or by the batch as ``fast`` has it on one device; and an LSTM.
+Each is trained by the pipeline's own scripts, under ``single``. Two users' models are among them: an LSTM, with fewer
+samples, and one with BatchNorm, which ``exact`` has by shard, as ``fast`` has it by rank, or by the batch, as ``fast``
+has it on one device.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def case_of(task: str, name: str, samples: int = SAMPLES, exact: Any = None, **k
     return {"data": data, "model": model, "exact": exact or {}}
 
 
+RANKS = 8  # one for each shard
+
+
 CASES = {
     "vectors": case_of("vectors", "mlp"),
     "wide": case_of("vectors", "wide_mlp"),
@@ -38,9 +42,10 @@ CASES = {
     "images": case_of("images", "convnet"),
     "tokens": case_of("tokens", "gpt"),
     **{
-        f"batch-norm-{form}": case_of("images", "user_models:Normed", SAMPLES // 4, exact={"batch_norm": form})
+        f"batch-norm-{form}": case_of("images", "user_models:Normed", exact={"batch_norm": form})
         for form in ("shard", "global")
     },
+    "batch-norm-ranks": {**case_of("images", "user_models:Normed"), "train": {"oversubscribe": True}},
     "recurrent": case_of("tokens", "user_models:LSTM", SAMPLES // 4, vocab=32),
 }
 
@@ -50,6 +55,7 @@ def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     params = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for section, values in changes.items():
         params[section] |= values
+    by_rank = "train" in changes
     params["train"] |= {"repeats": 1, "global_batch_size": BATCH}
     params["train"]["optimizer"]["lr"] = LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
@@ -57,13 +63,16 @@ def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     stage("prepare", folder=folder)
     losses: dict[str, float] = {}
     for numerics in NUMERICS:
-        stage("train", "--strategy", "single", "--numerics", numerics, "--no-tracking", folder=folder)
-        stage("evaluate", f"runs/single-{numerics}", "--out-dir", "evaluation", folder=folder)
-        evaluation = Evaluation.read(folder / f"evaluation/single-{numerics}.json", made_by="evaluate.py")
+        strategy = "ddp" if by_rank and numerics == "fast" else "single"
+        devices = ("--num-devices", str(RANKS)) if strategy == "ddp" else ()
+        stage("train", "--strategy", strategy, "--numerics", numerics, *devices, "--no-tracking", folder=folder)
+        stage("evaluate", f"runs/{strategy}-{numerics}", "--out-dir", "evaluation", folder=folder)
+        evaluation = Evaluation.read(folder / f"evaluation/{strategy}-{numerics}.json", made_by="evaluate.py")
         losses[numerics] = evaluation.eval_loss
     exact = read_run(folder / "runs/single-exact")
     assert exact.record.arithmetic
     form = "".join(f" with batch_norm: {form}" for form in changes["exact"].values())
+    form += f", fast on {RANKS} devices" if by_rank else ""
     return {
         "task": changes["data"]["task"],
         "model": changes["model"]["name"].rpartition(":")[2] + form,

@@ -214,7 +214,9 @@ REFUSED = {
 }
 """Operations that PyTorch decomposes in different ways for some devices or splits, each with the reason."""
 
-_ALGEBRA = _packets("linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lstsq")
+_ALGEBRA = _packets(
+    "_linalg_check_errors linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lstsq"
+)
 _SPARSE = _packets(
     "_to_sparse _to_sparse_csr _convert_indices_from_coo_to_csr _sparse_coo_tensor_with_dims_and_tensors"
 )
