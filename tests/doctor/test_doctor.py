@@ -1120,7 +1120,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
         ("RReLU in model.first.1, RReLU in model.second.1: rrelu_with_noise_: ", "docs/concepts/exact.md"),
         ("Net in model: prims::bessel_i0e: it has no exact version (net.py:", "docs/concepts/exact.md"),
         ("Net in model: time.time is asked for (net.py:", "give it to the factory"),
-        ("in the construction of Net: linalg_inv_ex: ", "docs/concepts/exact.md"),
+        ("in the construction of Net: linalg_inv_ex: ", "use torch.linalg.qr"),
         ("model.calls, model.began: written in forward", "keep such state out"),
         ("(in the backward pass) (net.py:", "docs/concepts/exact.md"),
     ]:
