@@ -97,6 +97,12 @@ def pytest_configure(config: pytest.Config) -> None:
         prepare_environment()  # before torch is imported: this process calls CUDA too, where a stage would
 
 
+def pytest_collectstart() -> None:
+    """Let no test file that is imported start PyTorch's threads: a fork has none of them, and waits for them."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 def visible_gpus() -> tuple[int, str]:
     """How many GPUs tests may use, in words too; none, and why, where one of them cannot be read."""
     try:

@@ -54,32 +54,37 @@ def test_weights_that_are_none_are_named(weights):
         exactly(lambda: torch.multinomial(torch.tensor([weights, [1.0, 1.0]]), 1))
 
 
-MANY = torch.tensor([0.0, 0.2, 0.9, 1.0]).repeat(10_000, 1)
+PLACES = torch.tensor([0.0, 0.2, 0.9, 1.0])
+
+
+def many():
+    """Not made as this file is imported: by then PyTorch has threads, which a later fork would wait for."""
+    return PLACES.repeat(10_000, 1)
 
 
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: torch.bernoulli(input=MANY),
-        lambda: MANY.bernoulli(),
-        lambda: torch.empty_like(MANY).bernoulli_(p=MANY),
-        lambda: torch.distributions.Bernoulli(MANY).sample(),
+        lambda: torch.bernoulli(input=many()),
+        lambda: many().bernoulli(),
+        lambda: torch.empty_like(many()).bernoulli_(p=many()),
+        lambda: torch.distributions.Bernoulli(many()).sample(),
     ],
 )
 def test_ones_come_with_the_probability_of_their_place(draw):
     drawn = exactly(draw)
     assert drawn.dtype == torch.float32
     assert drawn.unique(sorted=True).tolist() == [0.0, 1.0]
-    torch.testing.assert_close(drawn.mean(0), MANY[0], rtol=0, atol=0.015)
+    torch.testing.assert_close(drawn.mean(0), PLACES, rtol=0, atol=0.015)
 
 
 @pytest.mark.parametrize(
     ("draw", "mean", "std"),
     [
-        (lambda: torch.normal(mean=MANY, std=2.0), MANY[0], torch.full((4,), 2.0)),
-        (lambda: torch.normal(1.0, MANY), torch.ones(4), MANY[0]),
-        (lambda: torch.normal(MANY, MANY[0]), MANY[0], MANY[0]),
-        (lambda: torch.distributions.Normal(MANY, MANY + 1).sample(), MANY[0], MANY[0] + 1),
+        (lambda: torch.normal(mean=many(), std=2.0), PLACES, torch.full((4,), 2.0)),
+        (lambda: torch.normal(1.0, many()), torch.ones(4), PLACES),
+        (lambda: torch.normal(many(), PLACES), PLACES, PLACES),
+        (lambda: torch.distributions.Normal(many(), PLACES + 1).sample(), PLACES, PLACES + 1),
     ],
 )
 def test_normal_numbers_have_the_mean_and_the_deviation_of_their_place(draw, mean, std):
