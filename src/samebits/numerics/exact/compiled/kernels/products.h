@@ -1,5 +1,7 @@
 /* Products of factors whose lines are on grids, tile by tile, and their sums over shards. */
 #define CACHED (1 << 15) /* numbers that a core keeps beside others */
+#define MOST_LINES 16    /* of a tile, tall or wide */
+_Static_assert(TALL <= MOST_LINES && 2 * sizeof(few) / sizeof(double) <= MOST_LINES, "a tile has more lines");
 static i64 panels_of(i64 lines, i64 tile) { return (lines + tile - 1) / tile; }
 static double *panels_for(i64 lines, i64 tile, i64 terms) {
     return malloc((size_t)(panels_of(lines, tile) * tile * terms) * sizeof(double));
@@ -12,8 +14,8 @@ struct snap_panels { const float *x; double *y; i64 rows, width, bits; };
 INLINE void snap_panel(const struct snap_panels *s, i64 panel, i64 columns, i64 tile) {
     i64 panels = panels_of(s->width, tile), rows = s->rows, width = s->width;
     const float *x = s->x + panel / panels * rows * width + panel % panels * tile;
-    double *y = s->y + panel * rows * tile, shifts[ABREAST];
-    i32 most[ABREAST] = {0};
+    double *y = s->y + panel * rows * tile, shifts[MOST_LINES];
+    i32 most[MOST_LINES] = {0};
     for (i64 k = 0; k < rows; k++)
         for (i64 c = 0; c < columns; c++) {
             i32 size = size_of(x[k * width + c]);
@@ -39,8 +41,8 @@ static void snap_wide_panels(const void *s, i64 first, i64 last) { snap_all_pane
 /* The same of lines that lie densely: numbers of a panel's lines take turns. */
 INLINE void snap_panel_of_lines(const struct snap_panels *s, i64 panel, i64 tile) {
     i64 terms = s->rows, first = panel * tile, lines = part_of(s->width, first, tile);
-    const float *x[ABREAST];
-    double *y = s->y + first * terms, shifts[ABREAST];
+    const float *x[MOST_LINES];
+    double *y = s->y + first * terms, shifts[MOST_LINES];
     for (i64 c = 0; c < tile; c++) {
         i32 most = 0;
         x[c] = s->x + (first + (c < lines ? c : lines - 1)) * terms;
