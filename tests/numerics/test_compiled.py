@@ -514,6 +514,10 @@ def levels() -> list[str | None]:
     return [None, *(build.LEVELS[name] for name in known[known.index(capability) :])] if capability in known else [None]
 
 
+def test_the_narrowest_registers_give_the_same_bits(tmp_path: Path) -> None:
+    assert check.differing(compiled_by(build.compilers()[0], tmp_path, None)) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", levels(), ids=str)
 @pytest.mark.parametrize("command", build.compilers(), ids=lambda command: command[-1])
