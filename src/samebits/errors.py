@@ -128,6 +128,14 @@ class RefusedError(UserError):
             return f"{self.kind} in {self.at}"
         return self.at or self.kind or self.why.partition(":")[0]
 
+    def with_line(self, line: str | None) -> RefusedError:
+        """The same refusal with the user's line that met it, ``file.py:12``, where there is one."""
+        if line is None or line in str(self):
+            return self
+        if not self.at and not self.kind:
+            return RefusedError(self.why, hint=self.hint or "", at=line)
+        return RefusedError(f"{self.why} ({line})", hint=self.hint or "", at=self.at, kind=self.kind)
+
 
 class NotFiniteError(UserError):
     """``exact`` has met infinity or NaN, which it does not sum."""

@@ -48,7 +48,7 @@ def test_the_pipeline_goes_on_and_shows_what_was_refused(project, monkeypatch):
     assert train(stage, "fast", DVC_STAGE="train").returncode == 0
     done = train(stage, "exact", DVC_STAGE="train")
     assert done.returncode == 0, done.stderr
-    assert f"single-exact: refused: exact: {SAID}" in done.stderr
+    assert f"single-exact: refused: exact: {SAID} (mine.py:7)" in done.stderr
     assert json.loads((stage.folder / "runs/single-exact/timing.json").read_text())["refused"] == "Bessel in model.1"
     done = stage("evaluate")
     assert done.stdout.splitlines()[1] == "single-exact: refused: Bessel in model.1"
@@ -58,7 +58,7 @@ def test_the_pipeline_goes_on_and_shows_what_was_refused(project, monkeypatch):
     assert (row["run"], row["what"]) == ("single-exact", "Bessel in model.1")
     text = (stage.folder / "reports/comparison.md").read_text()
     assert "| single-exact | – | – | – | – | – | – | – | – | refused: Bessel in model.1 | – |" in text
-    answer = f"Same model in exact numerics: refused, for single-exact: {SAID}. To get an answer, "
+    answer = f"Same model in exact numerics: refused, for single-exact: {SAID} (mine.py:7). To get an answer, "
     assert answer in text
     assert answer in (stage.folder / "reports/index.html").read_text()
     assert "exact: refused, because of Bessel in model.1; " in " ".join(done.stdout.split())
