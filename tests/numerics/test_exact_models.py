@@ -482,6 +482,7 @@ REFUSED = [
     (lambda: hooked("register_hook"), r"model\.body\.weight: it has a hook for its gradient, expected none"),
     (lambda: hooked("register_post_accumulate_grad_hook"),
      r"model\.body\.weight: it has a hook for its gradient, expected none"),
+    (lambda: (net := Does(), net.register_forward_hook(lambda net, x, y: torch.special.i0(y)))[0], r"in forward: .*i0"),
     (lambda: Does().double(), r"model\.body\.weight: its values are torch\.float64, expected float32"),
     (lambda: (torch.set_num_threads(2), Does())[1], "the factory changes a switch of PyTorch's: set_num_threads"),
     (lambda: torch.linalg.inv(nn.Linear(4, 4).weight), ".*linalg"),  # what a factory computes is exact too

@@ -225,7 +225,7 @@ class Engine(EagerDispatchMode):
         if module := calling_module():
             return RefusedError(why, hint=hint, at=module.path, kind=module.kind)
         built = class_in_construction()
-        place = "the model's construction" if self._builds else "the backward pass"
+        place = "the model's construction" if self._builds else "the backward pass" if self.draws is None else "forward"
         return RefusedError(why, hint=hint, at=f"in {place}" if built is None else f"in the construction of {built}")
 
     def _refusal(self, func: Any, why: str, hint: str | None = None) -> RefusedError:
