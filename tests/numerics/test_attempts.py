@@ -14,7 +14,7 @@ NOT_SEEN = {
 NOT_TORCH = {"load_state_dict", "pop_dispatch_mode", "pop_function_mode"}
 """Attempts that PyTorch itself answers with an error."""
 TOO_STRICT = {
-    "debatable_constant_in_closure", "debatable_lazy_attribute", "debatable_p_from_weights", "orthogonal",
+    "debatable_constant_in_closure", "debatable_p_from_weights", "orthogonal",
     "checkpoint_dropout", "fixed_seed_generator", "double_precision", "computing_gradient_hook", "coroutine",
 }  # fmt: skip
 """Honest models that are refused all the same, by name."""

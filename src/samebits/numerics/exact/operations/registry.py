@@ -177,7 +177,7 @@ ALIKE = (
             bitwise_right_shift floor_divide fmax fmin fmod gcd lcm linalg_cross nansum remainder threshold trace
             unique_consecutive unique_dim
         """,
-        inner="__lshift__ __rshift__ cumprod cumsum pow prod scatter_add scatter_reduce sum",
+        inner="__lshift__ __rshift__ cumprod cumsum index_add pow prod scatter_add scatter_reduce sum",
     ),
     Alike(
         why="terms on a grid, whose sum is exact in any order",
