@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Beta, MultivariateNormal
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._python_dispatch import _disable_current_modes
@@ -488,11 +489,17 @@ REFUSED = [
     (lambda: torch.linalg.inv(nn.Linear(4, 4).weight), ".*linalg"),  # what a factory computes is exact too
 ]  # fmt: skip
 REFUSED_IN_FORWARD = [
-    (lambda net, x: x.half().float() * x.half(), rf"model \(Does\): .*use float32\.{REPLACE}"),
+    (lambda net, x: x.half().float() * x.half(), r"model \(Does\): .*use float32\. hint: leave out torch\.autocast"),
+    (lambda net, x: (torch.manual_seed(0), x)[1], r"model \(Does\): torch.manual_seed restarts draws, which"),
+    (lambda net, x: (torch.set_rng_state(torch.get_rng_state()), x)[1], r".*torch.set_rng_state restarts draws"),
+    (lambda net, x: (torch.random.fork_rng().__enter__(), x)[1], r".*torch.random.fork_rng restarts draws"),
     (lambda net, x: torch.special.i0(x), rf"model \(Does\): .*i0: it has no exact version{REPLACE}"),
     (lambda net, x: torch.fft.fft(x.double()).real.float(), rf"model \(Does\): .*fft.*float64{REPLACE}"),
     (lambda net, x: torch.special.erfcx(x), rf"model \(Does\): .*erfcx{REPLACE}"),
-    (lambda net, x: torch.poisson(x.abs()), rf"model \(Does\): poisson: its draws differ between devices{REPLACE}"),
+    (lambda net, x: torch.poisson(x.abs()), r".*poisson: its draws differ between devices. hint: make it of"),
+    (lambda net, x: Beta(x.abs() + 1, 1.0).rsample(), r".*_sample_dirichlet: its draws.* as Kumaraswamy draws"),
+    (lambda net, x: MultivariateNormal(x[0, :2], torch.eye(2)).sample() + x[:, :2],
+     r".*linalg_cholesky_ex: .* hint: .* give MultivariateNormal its scale_tril"),
     (lambda net, x: torch.linalg.inv(x @ x.T) @ x, r"model \(Does\): .*linalg.* hint: use torch\.linalg\.qr"),
     (lambda net, x: torch.sparse.mm(x.to_sparse(), x.T), r".*_to_sparse: .* hint: keep the places as integers"),
     (lambda net, x: x + len(torch.unique(x)), r".*_unique2: .* hint: give it integers"),

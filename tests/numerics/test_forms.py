@@ -14,8 +14,8 @@ from samebits.numerics.exact.forward_draws import Draws
 WEIGHTS = torch.tensor([[0.1, 0.2, 0.7], [3.0, 0.0, 1.0]])
 
 
-def exactly(compute, *, together=False):
-    engine = Engine(Draws(0, 0, [0]))
+def exactly(compute, *, together=False, step=0):
+    engine = Engine(Draws(0, step, [0]))
     with engine, OneForm(engine, ShardNorms(nn.Module(), engine), together=torch.empty(0) if together else None):
         return compute()
 
@@ -91,6 +91,14 @@ def test_normal_numbers_have_the_mean_and_the_deviation_of_their_place(draw, mea
     drawn = exactly(draw)
     torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=0.06)
     torch.testing.assert_close(drawn.std(0), std, rtol=0, atol=0.06)
+
+
+def test_every_order_of_a_permutation_is_as_likely():
+    drawn = torch.stack([exactly(lambda: torch.randperm(3), step=step) for step in range(3000)])
+    assert drawn.dtype == torch.int64
+    assert drawn.sort(1).values.unique(dim=0).tolist() == [[0, 1, 2]]
+    _, counts = drawn.unique(dim=0, return_counts=True)
+    torch.testing.assert_close(counts / 3000, torch.full((6,), 1 / 6), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize(

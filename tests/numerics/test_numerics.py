@@ -113,6 +113,31 @@ def test_what_a_generator_of_the_factorys_own_draws_follows_from_its_seed():
         assert torch.equal(torch.rand(3), after)  # PyTorch's own goes on as if there were no other
 
 
+def drawn_after_manual_seed(seed, of_params=0):
+    with portable_initialization(of_params):
+        torch.manual_seed(seed)
+        return [*torch.rand(3).tolist(), *torch.empty(3).normal_().tolist()]
+
+
+def test_manual_seed_in_a_factory_restarts_its_draws():
+    drawn = drawn_after_manual_seed(7)
+    assert drawn == drawn_after_manual_seed(7, of_params=1) != drawn_after_manual_seed(8)
+    assert len({*drawn}) == 6
+    with portable_initialization(0):
+        first = torch.rand(3).tolist()
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            assert torch.rand(3).tolist() == drawn[:3]
+            state = torch.get_rng_state()
+            again = torch.rand(3)
+            torch.set_rng_state(state)
+            assert torch.equal(torch.rand(3), again)
+        after = torch.rand(3)
+    with portable_initialization(0):
+        assert torch.rand(3).tolist() == first != drawn[:3]
+        assert torch.equal(torch.rand(3), after)  # as if nothing had been drawn in between
+
+
 def test_integers_of_too_wide_a_range_are_refused():
     with portable_initialization(0):
         assert torch.randint(2**31, (1000,)).max() > 2**30

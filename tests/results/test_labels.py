@@ -41,16 +41,18 @@ def test_a_first_loss_that_rounding_does_not_explain(exact, fast, is_labelled):
 
 
 @pytest.mark.parametrize(
-    ("first", "data", "is_noted"),
+    ("first", "data", "own_loss", "is_noted"),
     [
-        (11.0, {"num_classes": 3}, True),
-        (10.9, {"num_classes": 3}, False),
-        (11.0, {"num_classes": 3, "loss": "own"}, False),
-        (11.0, {"num_classes": None, "loss": "mse"}, False),
+        (11.0, {"num_classes": 3}, False, True),
+        (10.9, {"num_classes": 3}, False, False),
+        (11.0, {"num_classes": 3}, True, False),
+        (11.0, {"num_classes": 3, "loss": "own"}, True, False),
+        (11.0, {"num_classes": None, "loss": "mse"}, False, False),
     ],
 )
-def test_a_first_loss_that_is_far_above_equal_odds(first, data, is_noted):
-    notes = [note.sentence() for note in all_notes(run("fast", first, data=card().model_copy(update=data)))]
+def test_a_first_loss_that_is_far_above_equal_odds(first, data, own_loss, is_noted):
+    of_it = run("fast", first, data=card().model_copy(update=data), own_loss=own_loss)
+    notes = [note.sentence() for note in all_notes(of_it)]
     assert [note.partition(":")[0] for note in notes] == [
         "its first loss is 11, where equal odds for 3 classes cost 1.1"
     ] * is_noted

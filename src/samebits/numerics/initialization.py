@@ -31,11 +31,11 @@ _SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
 
 
 class _PortableDraws(EagerDispatchMode):
-    """Answers random calls from ``stream``. Each call continues where the previous one ended."""
+    """Answers random calls from ``stream``, each where the previous one ended, until the code calls ``manual_seed``."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
-        self._stream = stream
+        self._stream, self._seed = stream, torch.default_generator.initial_seed()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,6 +43,8 @@ class _PortableDraws(EagerDispatchMode):
         kwargs = kwargs or {}
         if is_draw(func):
             own = generator_of(kwargs)
+            if own is None and torch.default_generator.initial_seed() != self._seed:
+                own = torch.default_generator
             stream = self._stream if own is None else _stream_of(own)
             return answer(func, args, kwargs, lambda tensor, fill: fill(stream, tensor))
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -183,16 +185,20 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Cal
 def portable_initialization(seed: int, *, rough: bool = False) -> Iterator[None]:
     """Answer PyTorch's random calls within the block from a stream fixed by ``seed``.
 
-    A ``rough`` stream repeats itself. Python's ``random`` and NumPy's global state are seeded, and restored afterwards.
+    A ``rough`` stream repeats itself. After ``torch.manual_seed`` draws follow from its seed alone, as in PyTorch. The
+    states of PyTorch's and NumPy's default generators and of Python's ``random`` are seeded, and restored afterwards.
 
     Raises:
         UserError: the block calls a random operation that has no portable version.
     """
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - a factory may use it
+    with torch._C._DisableTorchDispatch():
+        state_of_torch = torch.default_generator.get_state()
     c_library = math.erf
     key = derive(seed, "initial weights")
     random.seed(key)
     np.random.seed(key % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(key % 2**63)
     math.erf = _erf  # trunc_normal_ calls the C library's, which differs between hosts
     try:
         with _PortableDraws((RepeatedStream if rough else Stream)(seed, "initial weights")):
@@ -201,3 +207,5 @@ def portable_initialization(seed: int, *, rough: bool = False) -> Iterator[None]
         math.erf = c_library
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
+        with torch._C._DisableTorchDispatch():
+            torch.default_generator.set_state(state_of_torch)

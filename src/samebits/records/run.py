@@ -154,7 +154,8 @@ class RunRecord(Record):
     ``memory`` is None if it is unknown: see ``training.memory``. In fast numerics, ``draws`` are modules that draw
     random numbers in forward, and ``batch_norms`` are modules that normalise by one device's part of a batch.
     ``same_draws`` are losses of the first steps if each sample gets the same draws on any number of devices.
-    ``batches`` tell what ``exact`` was given by a dataset; None for data that the card has the hash of.
+    ``own_loss`` says that the model's ``Experiment`` computes the loss. ``batches`` tell what ``exact`` was given by a
+    dataset; None for data that the card has the hash of.
     """
 
     SCHEMA = 11  # digests of a dataset's samples
@@ -173,6 +174,7 @@ class RunRecord(Record):
     draws: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     same_draws: tuple[float, ...] | None = None
+    own_loss: bool = False
     batches: BatchDigests | None = None
     initial_sha256: str
     weights_sha256: str

@@ -113,7 +113,8 @@ def all_notes(run: Run) -> list[Remark]:
         if told and not exact.compiled_kernels:
             notes.append(NoKernels())
     classes = card.num_classes or 1
-    if card.loss == "cross_entropy" and loss > _LARGE * (even := math.log(classes)) > 0:
+    usual = card.loss == "cross_entropy" and not record.own_loss
+    if usual and loss > _LARGE * (even := math.log(classes)) > 0:
         notes.append(LargeLoss(loss=loss, classes=classes, even=even))
     return notes
 

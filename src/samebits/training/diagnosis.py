@@ -142,7 +142,8 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
         raise RefusedError(
             f"shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
             "and draws",
-            hint=f"see {of_kit('docs/concepts/exact.md')} for what that may be, or set train.numerics: [fast]",
+            hint=f"look for a draw that a cache keeps, see {of_kit('docs/concepts/exact.md')}, or set "
+            "train.numerics: [fast]",
         )
 
 

@@ -268,6 +268,7 @@ class TrainingRank:
             draws=self._setup.draws,
             batch_norms=batch_norms_of(prepared.trainable.model),
             same_draws=measured.same_draws,
+            own_loss=self._setup.numerics.own_loss is not None,
             batches=BatchDigests.of(outcome.result.digests, params.train.global_batch_size),
             initial_sha256=prepared.initial_sha256,
             weights_sha256=outcome.weights_sha256,

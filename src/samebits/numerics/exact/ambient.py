@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.engine import Engine
 
 _HINT = "give it to the factory as a number in model.kwargs, or set train.numerics: [fast]"
+_RESTARTS = "restarts draws, which exact makes anew from seed, step and shard"
+_DRAWN_ONCE = "draw once and use it twice, draw in the factory into a buffer, or set train.numerics: [fast]"
+_SEEDED: dict[ModuleType, str] = {
+    torch: "manual_seed set_rng_state",
+    torch.random: "manual_seed set_rng_state fork_rng",
+    torch.cuda: "manual_seed manual_seed_all set_rng_state set_rng_state_all",
+}
+"""They would have no effect on draws, which follow the seed of params.yaml, the step and the shard."""
 _REFUSED: dict[ModuleType, str] = {
     time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
     os: "getpid getppid urandom getrandom getloadavg times uname",
@@ -86,9 +94,10 @@ unguarded = functools.partial(guarded, None)
 @functools.cache
 def guard_process() -> None:
     """Replace the functions for the life of this process, and hide the rank that its environment names."""
-    for module, functions in _REFUSED.items():
-        for function in functions.split():
-            _replace(module, function)
+    for refused, what, hint in ((_REFUSED, "is asked for", _HINT), (_SEEDED, _RESTARTS, _DRAWN_ONCE)):
+        for module, functions in refused.items():
+            for function in functions.split():
+                _replace(module, function, what=what, hint=hint)
     for module, answers in _ANSWERED.items():
         for function, answer in answers.items():
             _replace(module, function, lambda answer=answer: answer)  # type: ignore[misc]
@@ -117,7 +126,9 @@ def _forbid(module: ModuleType, name: str, what: str, hint: str) -> None:
     setattr(module, name, forbidden)
 
 
-def _replace(module: ModuleType, name: str, answer: Callable[[], object] | None = None) -> None:
+def _replace(
+    module: ModuleType, name: str, answer: Callable[[], object] | None = None, *, what: str = "", hint: str = ""
+) -> None:
     """Replace a function of a module: in a guarded block it returns ``answer()``, or is refused without one."""
     function = getattr(module, name, None)
     if function is None:  # not on this system
@@ -128,7 +139,7 @@ def _replace(module: ModuleType, name: str, answer: Callable[[], object] | None 
         if _GUARD.engine is not None and (answer or not _GUARD.builds) and not _asked_by_the_kit():
             if answer is not None:
                 return answer()
-            _refuse(f"{module.__name__}.{name.lstrip('_')} is asked for", _HINT)
+            _refuse(f"{module.__name__}.{name.lstrip('_')} {what}", hint)
         return function(*args, **kwargs)
 
     setattr(module, name, stand_in)

@@ -1,4 +1,4 @@
-"""Random functions whose parameters are tensors, by draws of uniform, normal and exponential numbers."""
+"""Random functions by draws of uniform, normal and exponential numbers: those of tensors, and permutations."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ def _normal(
         return torch.randn(shape, dtype=given[0].dtype, device=given[0].device) * std + mean
 
 
+def _randperm(n: int, **kwargs: Any) -> Tensor:
+    """``torch.randperm`` by the order of uniform numbers, which shards draw in one pass."""
+    if kwargs.get("generator") is not None or kwargs.get("out") is not None:
+        return torch.randperm(n, **kwargs)
+    drawn = torch.rand(n, dtype=torch.float64, device=kwargs.get("device"))
+    return drawn.argsort(stable=True).to(kwargs.get("dtype") or torch.int64)
+
+
 FORMS: dict[Any, Callable[..., Any]] = {
     torch.multinomial: _multinomial,
     Tensor.multinomial: _multinomial,
@@ -75,4 +83,5 @@ FORMS: dict[Any, Callable[..., Any]] = {
     Tensor.bernoulli: _bernoulli,
     Tensor.bernoulli_: _bernoulli_in_place,
     torch.normal: _normal,
+    torch.randperm: _randperm,
 }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
 NO_ARITHMETIC = {"profiler", "prim"}
+_NO_HALVES = "leave out torch.autocast, .half() and .bfloat16(), or set train.numerics: [fast]"
 _HINT = f"replace it by operations of {of_kit('docs/concepts/exact.md')}, or set train.numerics: [fast]"
 
 
@@ -231,7 +232,7 @@ class Engine(EagerDispatchMode):
     def _refusal(self, func: Any, why: str, hint: str | None = None) -> RefusedError:
         if self.draws is None and not self._builds and calling_module() is not None:
             return self.refusal(RUNS_AGAIN, ONCE)
-        hint = hint or HINTS.get(func.overloadpacket, _HINT)
+        hint = hint or HINTS.get(func.overloadpacket, _NO_HALVES if "float16" in why else _HINT)
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
 
@@ -261,7 +262,7 @@ def written_in_forward(name: str) -> RefusedError:
     """Refusal of a model that keeps state from one shard to the next."""
     return RefusedError(
         "written in forward, so its value depends on how shards are shared out",
-        hint="keep such state out of the model, or set train.numerics: [fast]",
+        hint="keep such state out of the model, draw with PyTorch, or set train.numerics: [fast]",
         at=name,
     )
 

@@ -199,7 +199,17 @@ def _empties(like: Tensor) -> dict[Any, Callable[..., Tensor]]:
 
         return made
 
-    return {make: version(make) for make in (torch.empty, torch.empty_like, Tensor.new_empty)}
+    versions = {make: version(make) for make in (torch.empty, torch.empty_like, Tensor.new_empty)}
+    return {**versions, Tensor.new: lambda x, *given: (version(_new) if _are_sizes(given) else _new)(x, *given)}
+
+
+def _are_sizes(given: tuple[object, ...]) -> bool:
+    return all(isinstance(one, int | torch.Size) for one in given)
+
+
+def _new(x: Tensor, *given: Any) -> Tensor:
+    """``Tensor.new``, by which ``torch.distributions`` makes the memory of draws."""
+    return x.new_empty(torch.empty(*given, device="meta").shape) if given and _are_sizes(given) else x.new(*given)
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -262,4 +272,5 @@ FORMS: dict[Any, Callable[..., Any]] = {
     torch.group_norm: _group_norm,
     F.grid_sample: _grid_sample,
     F.rrelu: _rrelu,
+    Tensor.new: _new,
 }

@@ -151,7 +151,7 @@ def divided(shards: Sequence[S], run: Callable[[Sequence[S]], T]) -> Iterator[tu
             yield here, found
 
 
-UNLIKE = "vmap: its shards answer what it asks of its data in too many ways"
+UNLIKE = "vmap: its shards take almost as many ways through forward as there are shards"
 _ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
 _WHY = {
     UNLIKE: UNLIKE.removeprefix("vmap: "),
@@ -163,6 +163,11 @@ _WHY = {
     "to be equal size": _SHAPE,
     "register a hook on a tensor": "it registers a hook for a gradient",
     "setup_context": "its autograd.Function has no rule for vmap; setup_context and generate_vmap_rule give it one",
+    "different inplace randomness": "it draws in place into a tensor that is not made of its inputs",
+    "inplace arithmetic": "it writes numbers of its inputs into a tensor that is not made of them",
+    "does not fit into": "it writes numbers of its inputs into a tensor that is not made of them",
+    "requires_grad_()": "it asks for a derivative in forward (requires_grad_)",
+    "vjp method for your custom": "it takes a derivative in forward, of which PyTorch has no second one under vmap",
     "may have escaped": "it keeps a tensor beyond a function, as activation checkpointing does",
 }
 """What stands in the way, by a part of PyTorch's message."""
@@ -178,5 +183,5 @@ def why_apart(error: Exception) -> str:
     if is_out_of_memory(error):
         return "a trial of one pass ran out of memory"
     text, module = first_line(str(error)), calling_module(error)
-    why = next((why for part, why in _WHY.items() if part in text), text)
+    why = next((why for part, why in _WHY.items() if part in text), text.partition(". ")[0])
     return why if module is None else f"{module.path} ({module.kind}): {why}"

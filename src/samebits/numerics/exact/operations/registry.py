@@ -214,15 +214,20 @@ REFUSED = {
 }
 """Operations that PyTorch decomposes in different ways for some devices or splits, each with the reason."""
 
-_ALGEBRA = _packets(
-    "_linalg_check_errors linalg_inv_ex linalg_cholesky_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lstsq"
-)
+_ALGEBRA = _packets("_linalg_check_errors linalg_inv_ex _linalg_det _linalg_slogdet _linalg_solve_ex linalg_lstsq")
 _SPARSE = _packets(
     "_to_sparse _to_sparse_csr _convert_indices_from_coo_to_csr _sparse_coo_tensor_with_dims_and_tensors"
 )
 HINTS = {
     **dict.fromkeys(_BATCH_NORMS, "call torch.nn.functional.batch_norm, or set train.numerics: [fast]"),
     **dict.fromkeys(_ALGEBRA, "use torch.linalg.qr and torch.linalg.solve_triangular, or set train.numerics: [fast]"),
+    aten.linalg_cholesky_ex: "use torch.linalg.qr, or give MultivariateNormal its scale_tril; or set train.numerics: "
+    "[fast]",
+    **dict.fromkeys(
+        _packets("_sample_dirichlet _standard_gamma poisson binomial cauchy cauchy_ log_normal_ geometric_"),
+        "make it of uniform, normal or exponential draws, as Kumaraswamy draws in the place of Beta, "
+        "or set train.numerics: [fast]",
+    ),
     **dict.fromkeys(
         _SPARSE, "keep the places as integers and sum by index_add or scatter_add, or set train.numerics: [fast]"
     ),
