@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar
 
@@ -267,3 +269,21 @@ def save(out_dir: Path, name: str, record: dict[str, Any]) -> Path:
         },
     )
     return path
+
+
+def import_torchvision() -> None:
+    """Import torchvision, where it is installed, also if its kernels do not load, of which no model here calls any.
+
+    That of the package index is built for CUDA. Beside a PyTorch for CPUs it describes two operators that nobody has
+    declared, and its import raises "operator torchvision::nms does not exist", as does that of transformers.
+    """
+    import torch
+
+    if not find_spec("torchvision"):
+        return
+    try:
+        import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import_module("torchvision")

@@ -29,6 +29,7 @@ from common import (
     VECTORS,
     Variant,
     few,
+    import_torchvision,
     interleave,
     middle_of,
     ratio_of,
@@ -207,6 +208,7 @@ def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> di
 
 def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> dict[str, Any]:
     """Measure one case in a worker."""
+    import_torchvision()  # as transformers does
     fast_setup = set_up(params, "fast", folder)
     worker = fast_setup.worker
     clock = time.process_time if worker.device.type == "cpu" else time.perf_counter

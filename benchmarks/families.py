@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from common import import_torchvision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,26 +213,11 @@ def _own_families() -> dict[str, Family]:
     return {name: Family("by hand", *family) for name, family in made.items()}
 
 
-def _import_torchvision() -> None:
-    """Import torchvision also where its kernels do not load, of which no family here calls any.
-
-    That of the package index is built for CUDA. Beside a PyTorch for CPUs it describes two operators that nobody has
-    declared, and its import raises "operator torchvision::nms does not exist".
-    """
-    try:
-        import_module("torchvision")
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import_module("torchvision")
-
-
 def families() -> dict[str, Family]:
     """All families by name."""
     from families_of_libraries import other_families
     from families_of_transformers import transformers_families
     from families_of_vision import vision_families
 
-    if find_spec("torchvision"):
-        _import_torchvision()
+    import_torchvision()
     return {**_own_families(), **transformers_families(), **vision_families(), **other_families()}
