@@ -128,9 +128,10 @@ class RefusedError(UserError):
             return f"{self.kind} in {self.at}"
         return self.at or self.kind or self.why.partition(":")[0]
 
-    def with_line(self, line: str | None) -> RefusedError:
-        """The same refusal with the user's line that met it, ``file.py:12``, where there is one."""
-        if line is None or line in str(self):
+    def with_line(self) -> RefusedError:
+        """The same refusal with the user's line that met it, as ``place_of`` finds it in the traceback."""
+        line = place_of(self)
+        if line is None:
             return self
         if not self.at and not self.kind:
             return RefusedError(self.why, hint=self.hint or "", at=line)

@@ -294,6 +294,7 @@ class Hostile(Handler):
 
 @pytest.fixture
 def hostile(repository, monkeypatch):
+    monkeypatch.setattr(limits, "_hosts", set())  # of earlier tests, one of which may have had a listener's port
     with until_the_end(Hostile, monkeypatch) as server:
         yield server
 
@@ -384,10 +385,9 @@ def test_no_server_chooses_addresses_for_parts_of_a_file(hostile):
 
 
 @pytest.mark.attack("a malicious server")
-def test_a_request_goes_to_no_host_but_the_stores(hostile, listener, monkeypatch):
+def test_a_request_goes_to_no_host_but_the_stores(hostile, listener):
     from mlflow.utils.request_utils import cloud_storage_http_request
 
-    monkeypatch.setattr(limits, "_hosts", set())  # of an earlier test, which may have had the listener's port
     connect(os.environ["MLFLOW_TRACKING_URI"])
     with pytest.raises(HostError, match=r"MLflow's server sends a request to 127\.0\.0\.1:\d+"):
         cloud_storage_http_request("get", f"{listener.url}/x")

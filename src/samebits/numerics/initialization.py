@@ -192,20 +192,17 @@ def portable_initialization(seed: int, *, rough: bool = False) -> Iterator[None]
         UserError: the block calls a random operation that has no portable version.
     """
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - a factory may use it
-    with torch._C._DisableTorchDispatch():
-        state_of_torch = torch.default_generator.get_state()
     c_library = math.erf
     key = derive(seed, "initial weights")
     random.seed(key)
     np.random.seed(key % 2**32)  # noqa: NPY002
-    torch.default_generator.manual_seed(key % 2**63)
     math.erf = _erf  # trunc_normal_ calls the C library's, which differs between hosts
     try:
-        with _PortableDraws((RepeatedStream if rough else Stream)(seed, "initial weights")):
-            yield
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key % 2**63)
+            with _PortableDraws((RepeatedStream if rough else Stream)(seed, "initial weights")):
+                yield
     finally:
         math.erf = c_library
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        with torch._C._DisableTorchDispatch():
-            torch.default_generator.set_state(state_of_torch)

@@ -13,15 +13,7 @@ import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from samebits.errors import (
-    CollectiveError,
-    Interrupted,
-    RefusedError,
-    SamebitsError,
-    WorkerError,
-    from_exit_code,
-    place_of,
-)
+from samebits.errors import CollectiveError, Interrupted, RefusedError, SamebitsError, WorkerError, from_exit_code
 from samebits.files import Part
 from samebits.host import hide_gpus
 from samebits.records.progress import tell
@@ -110,7 +102,7 @@ class Reporter:
     def failure(self, error: SamebitsError) -> None:
         """Write an error for the launcher, as plain data. A refusal names the user's line that met it."""
         if isinstance(error, RefusedError):
-            error = error.with_line(place_of(error))
+            error = error.with_line()
         failure = Failure(
             time=time.time(),
             message=error.message,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -200,16 +201,13 @@ def _empties(like: Tensor) -> dict[Any, Callable[..., Tensor]]:
         return made
 
     versions = {make: version(make) for make in (torch.empty, torch.empty_like, Tensor.new_empty)}
-    return {**versions, Tensor.new: lambda x, *given: (version(_new) if _are_sizes(given) else _new)(x, *given)}
+    return {**versions, Tensor.new: partial(_new, empty=versions[Tensor.new_empty])}
 
 
-def _are_sizes(given: tuple[object, ...]) -> bool:
-    return all(isinstance(one, int | torch.Size) for one in given)
-
-
-def _new(x: Tensor, *given: Any) -> Tensor:
-    """``Tensor.new``, by which ``torch.distributions`` makes the memory of draws."""
-    return x.new_empty(torch.empty(*given, device="meta").shape) if given and _are_sizes(given) else x.new(*given)
+def _new(x: Tensor, *given: Any, empty: Callable[..., Tensor] = Tensor.new_empty) -> Tensor:
+    """``Tensor.new``, by which ``torch.distributions`` makes the memory of draws: ``empty`` of sizes."""
+    sizes = given and all(isinstance(one, int | torch.Size) for one in given)
+    return empty(x, *given) if sizes else x.new(*given)
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

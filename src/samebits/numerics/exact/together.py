@@ -153,6 +153,7 @@ def divided(shards: Sequence[S], run: Callable[[Sequence[S]], T]) -> Iterator[tu
 
 UNLIKE = "vmap: its shards take almost as many ways through forward as there are shards"
 _ASKS, _SHAPE = "it asks for a number of its data, as .item() does", "a shape depends on its data"
+_WRITES = "it writes numbers of its inputs into a tensor that is not made of them"
 _WHY = {
     UNLIKE: UNLIKE.removeprefix("vmap: "),
     ".item()": _ASKS,
@@ -164,8 +165,8 @@ _WHY = {
     "register a hook on a tensor": "it registers a hook for a gradient",
     "setup_context": "its autograd.Function has no rule for vmap; setup_context and generate_vmap_rule give it one",
     "different inplace randomness": "it draws in place into a tensor that is not made of its inputs",
-    "inplace arithmetic": "it writes numbers of its inputs into a tensor that is not made of them",
-    "does not fit into": "it writes numbers of its inputs into a tensor that is not made of them",
+    "inplace arithmetic": _WRITES,
+    "does not fit into": _WRITES,
     "requires_grad_()": "it asks for a derivative in forward (requires_grad_)",
     "vjp method for your custom": "it takes a derivative in forward, of which PyTorch has no second one under vmap",
     "may have escaped": "it keeps a tensor beyond a function, as activation checkpointing does",
