@@ -36,7 +36,7 @@ from samebits.numerics.exact.spare import SpareMemory
 from samebits.numerics.exact.sums import fixed_order_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -514,14 +514,14 @@ def levels() -> list[str | None]:
     return [None, *(build.LEVELS[name] for name in known[known.index(capability) :])] if capability in known else [None]
 
 
-def compilations() -> Iterable[Any]:
+def compilations() -> Iterator[Any]:
     """Each compiler with each instruction set; quick is the first one's with the narrowest registers."""
     for command, level in itertools.product(build.compilers(), levels()):
         quick = command == build.compilers()[0] and level is None
         yield pytest.param(command, level, marks=() if quick else pytest.mark.slow, id=f"{command[-1]}-{level}")
 
 
-@pytest.mark.parametrize(("command", "level"), compilations())
+@pytest.mark.parametrize(("command", "level"), [*compilations()])
 def test_every_compiler_and_instruction_set_gives_the_same_bits(
     tmp_path: Path, command: list[str], level: str | None
 ) -> None:
